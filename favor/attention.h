@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention in linear time by random features: forward and backward, bidirectional and causal, and
+// the constant-size state of the causal form. Formulas: docs/math.md. Dims legend: favor/favor.h.
+//
+// Common contract. q [B, H, L, D], k [B, H, S, D], v [B, H, S, E] and every gradient are views with
+// a contiguous last dimension; outputs must not overlap inputs or each other. L, S and B may be 0.
+// A query row with no allowed key gives zeros, and takes no part in a backward pass; neither does a
+// row whose dout is zero. Whatever lies under a mask, NaN included, reaches no output or gradient.
+// Results do not depend on the number of threads. float runs on the fast kernels; double runs on
+// the plain code of reference.h. Wrong arguments throw favor::Error before any work.
+#ifndef FAVOR_ATTENTION_H_
+#define FAVOR_ATTENTION_H_
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "favor/feature_map.h"
+#include "favor/tensor_view.h"
+
+namespace favor {
+
+/// What every pass of one attention call needs beside q, k and v.
+template <class T>
+struct AttentionParams {
+  FeatureMapKind feature_map = FeatureMapKind::kPositive;
+  /// Multiplies q.k. Empty: 1/sqrt(D) for the positive map, 1 for the others.
+  std::optional<double> scale;
+  /// Added to each feature of the generalised maps. Empty: 1e-3 for relu. The positive map takes 0.
+  std::optional<double> feature_eps;
+  /// Rows w_f: [P, M, D] contiguous, where P is 1 (shared by the heads) or H. Null with kRelu: the
+  /// features are those of x itself, M = D.
+  const T* projection = nullptr;
+  int64_t num_projections = 1;  ///< P
+  int64_t num_features = 0;     ///< M; with a null projection it must be 0 or D
+  /// [B, S] row-major, nonzero = ignore this key. Null: every key takes part.
+  const uint8_t* key_padding_mask = nullptr;
+  /// Packed segments: N + 1 ascending offsets from 0 to L (queries) and to S (keys). Segment n of
+  /// the queries sees segment n of the keys only. Both empty: one segment. Empty segments are legal.
+  std::span<const int64_t> cu_seqlens_q;
+  std::span<const int64_t> cu_seqlens_k;
+};
+
+/// Tokens between two states kept for the causal backward pass.
+inline constexpr int64_t kStateInterval = 1024;
+
+/// What a forward pass leaves for its backward pass. Contiguous buffers of the caller; a null
+/// pointer means "do not keep". Contents are opaque: kernels of one library version read what they
+/// wrote, and log-scale values are in base 2 in the float path.
+template <class T>
+struct Saved {
+  T* normalizer = nullptr;  ///< [B, H, L]: log of the denominators (positive) or denominators
+  T* state = nullptr;       ///< saved_state_size(...) elements; may be null: it is recomputed
+  uint8_t* chunk_starts = nullptr;  ///< [B, H, L], causal only: 1 where a chunk starts
+};
+
+/// Number of elements of Saved::state: independent of L in the bidirectional case (0 with more than
+/// one segment), one state per kStateInterval tokens in the causal case.
+int64_t saved_state_size(int64_t B, int64_t H, int64_t L, int64_t M, int64_t E, bool is_causal,
+                         int64_t num_segments);
+
+/// The state of causal attention after some tokens, per batch item and head: everything that later
+/// tokens need to know of them. A value: copying it forks the stream.
+///
+/// Feature f of the keys so far is held as S_f = sum_j exp(a_f(k_j) - c_f) v_j and
+/// z_f = sum_j exp(a_f(k_j) - c_f), with a stabiliser c_f in natural logarithm. z_f = 0 means that no
+/// key has been seen, whatever c_f holds. The generalised maps keep c = 0.
+struct DecodeState {
+  int64_t B = 0, H = 0, M = 0, E = 0;
+  int64_t position = 0;  ///< tokens absorbed so far
+  std::vector<float> c;  ///< [B, H, M]
+  std::vector<float> S;  ///< [B, H, M, E]
+  std::vector<float> z;  ///< [B, H, M]
+
+  DecodeState() = default;
+  /// The empty state. Throws favor::Error for negative sizes.
+  DecodeState(int64_t B, int64_t H, int64_t M, int64_t E);
+};
+
+/// out_i = sum_j phi(q_i).phi(k_j) v_j / sum_j phi(q_i).phi(k_j) over all allowed keys j.
+///
+/// out [B, H, L, E]. `saved` may be null. O((L + S) M (D + E)) time; scratch O(M (D + E)) per
+/// thread, plus a state of M (E + 2) elements per parallel block of keys.
+template <class T>
+void bidirectional_forward(const AttentionParams<T>& params, View4<const T> q, View4<const T> k,
+                           View4<const T> v, View4<T> out, Saved<T>* saved = nullptr);
+
+/// Gradients of bidirectional_forward. `out` and `saved` are the forward pass's; dout [B, H, L, E].
+/// Stabilisers carry no gradient, because the output does not depend on them.
+template <class T>
+void bidirectional_backward(const AttentionParams<T>& params, View4<const T> q, View4<const T> k,
+                            View4<const T> v, View4<const T> out, View4<const T> dout,
+                            const Saved<T>& saved, View4<T> dq, View4<T> dk, View4<T> dv);
+
+/// As bidirectional_forward with keys j <= i only (positions counted within the segment, aligned at
+/// the top left when L != S). `initial` continues an earlier call, `final_state` receives the state
+/// after the last key; both need L = S and a single segment, and a null pointer leaves them out.
+/// No finite later key moves an earlier output by more than rounding.
+template <class T>
+void causal_forward(const AttentionParams<T>& params, View4<const T> q, View4<const T> k,
+                    View4<const T> v, View4<T> out, Saved<T>* saved = nullptr,
+                    const DecodeState* initial = nullptr, DecodeState* final_state = nullptr);
+
+/// Gradients of causal_forward without an initial state.
+template <class T>
+void causal_backward(const AttentionParams<T>& params, View4<const T> q, View4<const T> k,
+                     View4<const T> v, View4<const T> out, View4<const T> dout,
+                     const Saved<T>& saved, View4<T> dq, View4<T> dk, View4<T> dv);
+
+/// One token of causal attention: absorbs k, v [B, H, 1, D|E] into `state`, then answers
+/// q [B, H, 1, D] with out [B, H, 1, E]. O(M (D + E)) per head, whatever the position. Items whose
+/// key_padding_mask [B, 1] is set leave their state as it is.
+void decode_step(const AttentionParams<float>& params, View4<const float> q, View4<const float> k,
+                 View4<const float> v, DecodeState& state, View4<float> out);
+
+}  // namespace favor
+
+#endif  // FAVOR_ATTENTION_H_

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// FAVOR+ attention kernels: everything of the torch-free library in one include.
+//
+// Dims legend, used by every header, error message and formula of the project:
+//   B batch, H heads, L query length, S key length, D head dim, E value dim, M features, C chunk.
+// Layout is [B, H, L, D] with a contiguous last dimension and strides in elements.
+//
+// Errors: a wrong argument throws favor::Error (check.h). Threads: parallel.h. Accuracy: every
+// kernel errs at most twice as much as the naive float32 form of the same formulas, measured against
+// the double form of reference.h, plus a few rounding errors of the result.
+#ifndef FAVOR_FAVOR_H_
+#define FAVOR_FAVOR_H_
+
+#include "favor/attention.h"
+#include "favor/check.h"
+#include "favor/feature_map.h"
+#include "favor/parallel.h"
+#include "favor/projection.h"
+#include "favor/random.h"
+#include "favor/tensor_view.h"
+
+#endif  // FAVOR_FAVOR_H_

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// Language models: token ids in, logits out. One module serves as masked-LM encoder and as causal
+// decoder; the configuration decides.
+#ifndef PERFORMER_MODELS_MODELS_H_
+#define PERFORMER_MODELS_MODELS_H_
+
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <vector>
+
+#include "favor/attention.h"
+#include "performer/models/config.h"
+
+namespace performer {
+
+/// State of a causal stream through all layers. A value: a copy forks the stream.
+struct DecoderState {
+  int64_t position = 0;                    ///< tokens absorbed so far
+  std::vector<favor::DecodeState> layers;  ///< FAVOR layers
+  std::vector<torch::Tensor> keys, values; ///< exact layers: [B, H, position, D] each
+};
+
+/// Pre-LN Transformer: embedding, num_layers blocks, final LayerNorm, output layer.
+class LanguageModelImpl : public torch::nn::Module {
+ public:
+  /// Draws initial weights from torch's global generator and matrices from
+  /// config.attention.projection_seed. Throws favor::Error for a wrong configuration.
+  explicit LanguageModelImpl(const ModelConfig& config);
+  ~LanguageModelImpl() override;
+
+  /// tokens [B, L] int64 -> logits [B, L, vocab]. key_padding_mask [B, L] bool, true = ignore, or
+  /// undefined. With a learned position table L must not exceed max_length.
+  torch::Tensor forward(const torch::Tensor& tokens, const torch::Tensor& key_padding_mask = {});
+
+  /// Hidden states after the final LayerNorm, [B, L, dim].
+  torch::Tensor hidden(const torch::Tensor& tokens, const torch::Tensor& key_padding_mask = {});
+
+  /// Causal only. Absorbs tokens [B, T] (T >= 1) and returns the logits [B, vocab] that follow the
+  /// last of them. Equals the last row of forward over the whole stream, in O(T) time.
+  torch::Tensor decode(const torch::Tensor& tokens, DecoderState& state);
+
+  /// Draws the random matrices of redraw index `index`. Weights and torch's generator stay.
+  void redraw(uint32_t index);
+  uint32_t redraw_index() const;
+
+  const ModelConfig& config() const;
+
+ private:
+  struct Parts;
+  std::unique_ptr<Parts> parts_;
+};
+TORCH_MODULE(LanguageModel);
+
+}  // namespace performer
+
+#endif  // PERFORMER_MODELS_MODELS_H_
