@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// Batches for training and evaluation: windows, length buckets, targets and masked-LM corruption.
+// All of it is a function of (seed, epoch, sequence), never of timing or threads.
+#ifndef PERFORMER_DATA_BATCHES_H_
+#define PERFORMER_DATA_BATCHES_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "performer/data/sequences.h"
+#include "performer/data/tokenizer.h"
+
+namespace performer {
+
+enum class Objective {
+  kNextToken,  ///< predict token t + 1 from tokens up to t (causal models)
+  kMaskedLm,   ///< predict corrupted tokens (bidirectional models)
+};
+
+enum class Windowing {
+  kCrop,    ///< begin, sequence, end; longer ones are cut to a window
+  kConcat,  ///< sequences joined with the end token and cut into windows of equal length
+};
+
+/// `next_token`, `masked_lm`, `crop`, `concat`.
+std::string to_string(Objective objective);
+std::string to_string(Windowing windowing);
+/// Throw favor::Error, listing the known words.
+Objective objective_from_string(std::string_view word);
+Windowing windowing_from_string(std::string_view word);
+
+struct BatchOptions {
+  Objective objective = Objective::kNextToken;
+  Windowing windowing = Windowing::kCrop;
+  int64_t length = 512;             ///< longest row a model sees, >= 2
+  int64_t tokens_per_batch = 8192;  ///< bound on rows x padded length, >= length
+  double mask_fraction = 0.15;      ///< share of letters chosen by kMaskedLm, in (0, 1]
+  uint64_t seed = 0;                ///< order, crops and masks of training
+
+  /// Throws favor::Error naming the first field that is out of range.
+  void check() const;
+};
+
+/// Rows of equal padded length, row-major [rows, length].
+struct Batch {
+  int64_t rows = 0;
+  int64_t length = 0;
+  std::vector<int64_t> tokens;   ///< model input, the pad token where padded
+  std::vector<int64_t> targets;  ///< token to predict at this place, -1 = none
+  std::vector<uint8_t> padding;  ///< 1 = padded
+  int64_t num_tokens = 0;        ///< places that are not padded
+  int64_t num_targets = 0;       ///< targets that are not -1
+};
+
+/// Token that opens a stream under this windowing: generation starts from it.
+int64_t start_token(Windowing windowing, const Tokenizer& tokenizer);
+
+/// Where a training run stands in its data: the next batch to deliver.
+struct BatchPosition {
+  int64_t epoch = 0;
+  int64_t batch = 0;
+  bool operator==(const BatchPosition&) const = default;
+};
+
+/// Endless training batches. Crop: each epoch visits every sequence once, in rows of similar
+/// length, a long one through one random window. Concat: each epoch joins the sequences in a new
+/// order and visits every window once. Keeps references to neither argument's owner but
+/// `sequences`, which must outlive it. Memory: 16 bytes per sequence (concat: 24).
+class TrainBatches {
+ public:
+  /// Throws favor::Error for options out of range or an empty set.
+  TrainBatches(const SequenceSet& sequences, const Tokenizer& tokenizer,
+               const BatchOptions& options);
+
+  /// The batch at position(), which then moves on, into the next epoch after the last batch.
+  Batch next();
+  BatchPosition position() const { return position_; }
+  /// Continues at `position` exactly as a run that came there by next(). Throws favor::Error for a
+  /// position this data does not have.
+  void seek(const BatchPosition& position);
+  /// Batches of the epoch at position(); crops make it vary slightly between epochs.
+  int64_t batches_in_epoch() const;
+
+ private:
+  struct Piece {
+    int64_t first = 0;  // into order_ (crop) or the number of a window (concat)
+    int64_t count = 0;
+  };
+  void plan_epoch();
+  void plan_crop();
+  void plan_concat();
+  std::vector<uint8_t> crop_window(int64_t sequence) const;
+  std::vector<uint8_t> concat_window(int64_t window) const;
+
+  const SequenceSet& sequences_;
+  Tokenizer tokenizer_;
+  BatchOptions options_;
+  BatchPosition position_;
+  std::vector<int64_t> order_;   // sequences in this epoch's order
+  std::vector<int64_t> starts_;  // concat: where each of them starts in the joined stream
+  std::vector<Piece> pieces_;    // batches of this epoch
+};
+
+/// Every token of a set exactly once, in a fixed order and with fixed masks: two evaluations of one
+/// model are equal. Crop cuts long sequences into adjoining windows, so nothing is left out. For
+/// kMaskedLm the masks depend on the window alone, not on tokens_per_batch or options.seed.
+class EvalBatches {
+ public:
+  /// `sequences` must outlive this object and may be empty.
+  EvalBatches(const SequenceSet& sequences, const Tokenizer& tokenizer,
+              const BatchOptions& options);
+
+  int64_t size() const { return static_cast<int64_t>(pieces_.size()); }
+  Batch batch(int64_t i) const;
+
+ private:
+  struct Window {
+    int64_t sequence = 0;  // concat: unused
+    int64_t start = 0;     // in begin, sequence, end (crop) or in the joined stream (concat)
+    int64_t count = 0;     // tokens, the one that is only a target included
+  };
+  struct Piece {
+    int64_t first = 0;
+    int64_t count = 0;
+  };
+  const SequenceSet& sequences_;
+  Tokenizer tokenizer_;
+  BatchOptions options_;
+  std::vector<int64_t> starts_;
+  std::vector<Window> windows_;
+  std::vector<Piece> pieces_;
+};
+
+/// Loss of a predictor on a set of targets.
+struct BaselineScore {
+  int64_t num_targets = 0;
+  double loss = 0;        ///< mean negative log-likelihood in nats
+  double perplexity = 0;  ///< exp(loss)
+  double accuracy = 0;    ///< 0 to 1
+};
+
+/// The empirical baseline: predicts each token with its frequency among the training targets
+/// (Laplace 1 smoothing over the vocabulary), and guesses the most frequent one.
+class EmpiricalBaseline {
+ public:
+  /// Targets are the letters of `train`, and for kNextToken one end token per sequence.
+  EmpiricalBaseline(const SequenceSet& train, const Tokenizer& tokenizer, Objective objective);
+
+  const std::vector<double>& probabilities() const { return probabilities_; }
+  /// Throws favor::Error when the batches hold no target.
+  BaselineScore score(const EvalBatches& batches) const;
+
+ private:
+  std::vector<double> probabilities_;  // [vocabulary]
+  int64_t best_ = 0;
+};
+
+}  // namespace performer
+
+#endif  // PERFORMER_DATA_BATCHES_H_
