@@ -37,7 +37,8 @@ struct AttentionParams {
   /// [B, S] row-major, nonzero = ignore this key. Null: every key takes part.
   const uint8_t* key_padding_mask = nullptr;
   /// Packed segments: N + 1 ascending offsets from 0 to L (queries) and to S (keys). Segment n of
-  /// the queries sees segment n of the keys only. Both empty: one segment. Empty segments are legal.
+  /// the queries sees segment n of the keys only. Both empty: one segment. Empty segments are
+  /// legal.
   std::span<const int64_t> cu_seqlens_q;
   std::span<const int64_t> cu_seqlens_k;
 };
@@ -64,8 +65,8 @@ int64_t saved_state_size(int64_t B, int64_t H, int64_t L, int64_t M, int64_t E, 
 /// tokens need to know of them. A value: copying it forks the stream.
 ///
 /// Feature f of the keys so far is held as S_f = sum_j exp(a_f(k_j) - c_f) v_j and
-/// z_f = sum_j exp(a_f(k_j) - c_f), with a stabiliser c_f in natural logarithm. z_f = 0 means that no
-/// key has been seen, whatever c_f holds. The generalised maps keep c = 0.
+/// z_f = sum_j exp(a_f(k_j) - c_f), with a stabiliser c_f in natural logarithm. z_f = 0 means that
+/// no key has been seen, whatever c_f holds. The generalised maps keep c = 0.
 struct DecodeState {
   int64_t B = 0, H = 0, M = 0, E = 0;
   int64_t position = 0;  ///< tokens absorbed so far

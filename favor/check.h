@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The one way a wrong argument is reported: FAVOR_CHECK throws favor::Error, whose message reads
-// `op: argument is X, expected Y`. FAVOR_DCHECK guards the library's own invariants in debug builds.
+// `op: argument is X, expected Y`. FAVOR_DCHECK guards the library's own invariants in debug
+// builds.
 #ifndef FAVOR_CHECK_H_
 #define FAVOR_CHECK_H_
 
@@ -27,11 +28,11 @@ std::string message(const Args&... args) {
 }  // namespace favor
 
 /// Throws favor::Error with the remaining arguments as message unless `condition` holds.
-#define FAVOR_CHECK(condition, ...)                         \
-  do {                                                      \
-    if (!(condition)) {                                     \
-      throw ::favor::Error(::favor::message(__VA_ARGS__));  \
-    }                                                       \
+#define FAVOR_CHECK(condition, ...)                        \
+  do {                                                     \
+    if (!(condition)) {                                    \
+      throw ::favor::Error(::favor::message(__VA_ARGS__)); \
+    }                                                      \
   } while (false)
 
 #ifdef NDEBUG
@@ -39,11 +40,11 @@ std::string message(const Args&... args) {
   do {                          \
   } while (false)
 #else
-#define FAVOR_DCHECK(condition)                                                      \
-  do {                                                                               \
-    if (!(condition)) {                                                              \
+#define FAVOR_DCHECK(condition)                                                           \
+  do {                                                                                    \
+    if (!(condition)) {                                                                   \
       throw std::logic_error(::favor::message(__FILE__, ":", __LINE__, ": " #condition)); \
-    }                                                                                \
+    }                                                                                     \
   } while (false)
 #endif
 

@@ -6,8 +6,8 @@
 // Layout is [B, H, L, D] with a contiguous last dimension and strides in elements.
 //
 // Errors: a wrong argument throws favor::Error (check.h). Threads: parallel.h. Accuracy: every
-// kernel errs at most twice as much as the naive float32 form of the same formulas, measured against
-// the double form of reference.h, plus a few rounding errors of the result.
+// kernel errs at most twice as much as the naive float32 form of the same formulas, measured
+// against the double form of reference.h, plus a few rounding errors of the result.
 #ifndef FAVOR_FAVOR_H_
 #define FAVOR_FAVOR_H_
 

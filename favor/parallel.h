@@ -11,7 +11,8 @@ namespace favor {
 
 /// Runs body(0) ... body(num_tasks - 1), each once, in any order and on any thread; returns when
 /// all are done. `body` does not throw.
-using ParallelFor = std::function<void(int64_t num_tasks, const std::function<void(int64_t)>& body)>;
+using ParallelFor =
+    std::function<void(int64_t num_tasks, const std::function<void(int64_t)>& body)>;
 
 /// Replaces the splitter used by every later call; an empty function restores the built-in pool.
 /// Not to be called while an operation of this library runs.

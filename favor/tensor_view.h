@@ -26,11 +26,7 @@ struct View4 {
   }
 
   /// A view of mutable memory serves wherever a read-only one is asked for.
-  operator View4<const T>() const
-    requires(!std::is_const_v<T>)
-  {
-    return {data, sizes, strides};
-  }
+  operator View4<const T>() const requires(!std::is_const_v<T>) { return {data, sizes, strides}; }
 };
 
 /// Row-major view of contiguous memory.
@@ -42,8 +38,8 @@ View4<T> contiguous_view(T* data, int64_t b, int64_t h, int64_t l, int64_t d) {
 /// "[2, 8, 100, 64]", for error messages.
 template <class T>
 std::string shape_string(const View4<T>& view) {
-  return message("[", view.sizes[0], ", ", view.sizes[1], ", ", view.sizes[2], ", ",
-                 view.sizes[3], "]");
+  return message("[", view.sizes[0], ", ", view.sizes[1], ", ", view.sizes[2], ", ", view.sizes[3],
+                 "]");
 }
 
 }  // namespace favor

@@ -36,12 +36,12 @@ struct AttentionOptions {
   favor::FeatureMapKind feature_map = favor::FeatureMapKind::kPositive;
   favor::ProjectionKind projection = favor::ProjectionKind::kOrthogonal;
   favor::RowNorm row_norm = favor::RowNorm::kChi;
-  bool use_projection = true;      ///< false: the generalised map acts on q and k themselves
-  int64_t num_features = 256;      ///< M, rows of the random matrix
+  bool use_projection = true;        ///< false: the generalised map acts on q and k themselves
+  int64_t num_features = 256;        ///< M, rows of the random matrix
   bool per_head_projection = false;  ///< one matrix per head instead of one per layer
-  double feature_eps = -1;         ///< added to each generalised feature; negative: the map's default
+  double feature_eps = -1;  ///< added to each generalised feature; negative: the map's default
   uint64_t projection_seed = 0;
-  int64_t redraw_interval = 0;     ///< optimiser steps between two draws; 0 keeps the first
+  int64_t redraw_interval = 0;  ///< optimiser steps between two draws; 0 keeps the first
 
   /// Throws favor::Error naming the first field that is out of range.
   void check() const;
@@ -51,11 +51,11 @@ struct AttentionOptions {
 struct ModelConfig {
   bool causal = true;
   int64_t vocab_size = 29;
-  int64_t dim = 512;        ///< width of the residual stream, a multiple of num_heads
+  int64_t dim = 512;  ///< width of the residual stream, a multiple of num_heads
   int64_t num_layers = 6;
   int64_t num_heads = 8;
-  int64_t ff_dim = 2048;    ///< hidden width of the feed-forward block
-  bool ff_glu = false;      ///< gated (GEGLU) feed-forward
+  int64_t ff_dim = 2048;      ///< hidden width of the feed-forward block
+  bool ff_glu = false;        ///< gated (GEGLU) feed-forward
   int64_t max_length = 1024;  ///< rows of the learned position table; others ignore it
   PositionKind positions = PositionKind::kLearned;
   bool tie_embeddings = false;  ///< output layer shares the embedding's weight

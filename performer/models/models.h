@@ -16,9 +16,9 @@ namespace performer {
 
 /// State of a causal stream through all layers. A value: a copy forks the stream.
 struct DecoderState {
-  int64_t position = 0;                    ///< tokens absorbed so far
-  std::vector<favor::DecodeState> layers;  ///< FAVOR layers
-  std::vector<torch::Tensor> keys, values; ///< exact layers: [B, H, position, D] each
+  int64_t position = 0;                     ///< tokens absorbed so far
+  std::vector<favor::DecodeState> layers;   ///< FAVOR layers
+  std::vector<torch::Tensor> keys, values;  ///< exact layers: [B, H, position, D] each
 };
 
 /// Pre-LN Transformer: embedding, num_layers blocks, final LayerNorm, output layer.
