@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+# The commands of the project; scripts/ and CMakePresets.json do the work.
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench format lint clean
+
+# An interpreter with torch 2.11 or newer to use instead of installing torch into .venv.
+PERFORMER_PYTHON ?=
+export PERFORMER_PYTHON
+export PYTHONDONTWRITEBYTECODE = 1
+
+DATA ?=
+PARTS ?=
+ARGS ?=
+
+help:  ## list the targets
+	@echo 'usage: make TARGET [PERFORMER_PYTHON=/path/to/python]'
+	@sed -n 's/^\([a-z]*\):.*## /  make \1|/p' $(firstword $(MAKEFILE_LIST)) | \
+	  while IFS='|' read -r name text; do printf '%-16s%s\n' "$$name" "$$text"; done
+
+demo:  ## set up, build, and train a small Performer on proteins; DATA=your.fasta for your own
+	@scripts/setup
+	@scripts/build performer
+	@scripts/demo $(if $(DATA),--data '$(DATA)') $(ARGS)
+
+test:  ## set up and run every test; PARTS="gcc python" for some (see scripts/test)
+	@scripts/test $(PARTS)
+
+bench:  ## set up, build and run the benchmark of the kernels; writes build/bench.jsonl
+	@scripts/setup --no-torch
+	@scripts/build --no-torch favor_bench
+	@build/release-core/favor_bench --output build/bench.jsonl $(ARGS)
+
+format:  ## format the C++ sources with clang-format 14
+	@scripts/check_format
+
+lint:  ## run clang-tidy 14 over the part without torch
+	@scripts/lint
+
+clean:  ## remove what was built (.venv, data and runs stay)
+	rm -rf build

@@ -1,0 +1,17 @@
+# What `cmake --install` puts where: the kernels with their headers and CMake package, and with
+# torch the command line and the operator library that Python loads.
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/performer)
+install(TARGETS favor EXPORT performerTargets FILE_SET HEADERS)
+install(EXPORT performerTargets NAMESPACE performer:: DESTINATION ${package_dir})
+configure_package_config_file(
+  cmake/performer-config.cmake.in ${PROJECT_BINARY_DIR}/performer-config.cmake
+  INSTALL_DESTINATION ${package_dir})
+write_basic_package_version_file(
+  ${PROJECT_BINARY_DIR}/performer-config-version.cmake COMPATIBILITY SameMinorVersion)
+install(
+  FILES ${PROJECT_BINARY_DIR}/performer-config.cmake
+        ${PROJECT_BINARY_DIR}/performer-config-version.cmake
+  DESTINATION ${package_dir})
