@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "favor/projection.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <string>
+
+#include "favor/check.h"
+#include "favor/feature_map.h"
+#include "favor/random.h"
+
+namespace favor {
+namespace {
+
+struct Size {
+  int64_t M, D;
+};
+constexpr Size kSizes[] = {{1, 1}, {4, 16}, {16, 16}, {64, 16}, {40, 16}};
+
+ProjectionSpec make_spec(Size size, ProjectionKind kind, RowNorm norm, uint64_t seed) {
+  ProjectionSpec spec;
+  spec.kind = kind;
+  spec.row_norm = norm;
+  spec.num_features = size.M;
+  spec.head_dim = size.D;
+  spec.seed = seed;
+  return spec;
+}
+
+double dot(const float* a, const float* b, int64_t n) {
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += static_cast<double>(a[i]) * b[i];
+  return sum;
+}
+
+template <class Call>
+std::string error_of(Call call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(OrthogonalProjection, BlocksAreOrthonormal) {
+  for (const Size size : kSizes) {
+    for (const RowNorm norm : {RowNorm::kChi, RowNorm::kSqrtD}) {
+      const auto w = draw_projection(make_spec(size, ProjectionKind::kOrthogonal, norm, 5));
+      ASSERT_EQ(w.size(), static_cast<size_t>(size.M * size.D));
+      for (int64_t i = 0; i < size.M; ++i) {
+        for (int64_t j = i - i % size.D; j < i; ++j) {
+          const float* a = w.data() + i * size.D;
+          const float* b = w.data() + j * size.D;
+          const double scale = std::sqrt(dot(a, a, size.D) * dot(b, b, size.D));
+          EXPECT_NEAR(dot(a, b, size.D) / scale, 0, 1e-5) << size.M << " x " << size.D;
+        }
+      }
+    }
+  }
+}
+
+TEST(OrthogonalProjection, BlocksAreNeverIdentical) {
+  const Size size{64, 16};
+  const auto w = draw_projection(make_spec(size, ProjectionKind::kOrthogonal, RowNorm::kSqrtD, 6));
+  for (int64_t a = 0; a < 4; ++a) {
+    for (int64_t b = 0; b < a; ++b) {
+      // Rows of independent Haar blocks of size 16 overlap by 1/4 of their length on average.
+      double largest = 0;
+      for (int64_t i = 0; i < 16; ++i) {
+        for (int64_t j = 0; j < 16; ++j) {
+          const double overlap =
+              dot(w.data() + (a * 16 + i) * 16, w.data() + (b * 16 + j) * 16, 16) / 16;
+          largest = std::max(largest, std::abs(overlap));
+        }
+      }
+      EXPECT_LT(largest, 0.95);
+      EXPECT_GT(largest, 0.2);
+    }
+  }
+}
+
+TEST(Projection, NormsAreChiDistributed) {
+  for (const Size size : kSizes) {
+    for (const ProjectionKind kind : {ProjectionKind::kIid, ProjectionKind::kOrthogonal}) {
+      const int rows_wanted = 10000;
+      double sum = 0, squares = 0;
+      int rows = 0;
+      for (uint64_t seed = 0; rows < rows_wanted; ++seed) {
+        const auto w = draw_projection(make_spec(size, kind, RowNorm::kChi, seed));
+        for (int64_t f = 0; f < size.M; ++f, ++rows) {
+          const double n2 = dot(w.data() + f * size.D, w.data() + f * size.D, size.D);
+          sum += n2;
+          squares += n2 * n2;
+        }
+      }
+      const double D = static_cast<double>(size.D);
+      const double mean = sum / rows;
+      EXPECT_NEAR(mean, D, 0.05 * D) << to_string(kind);
+      // Var(chi^2_D) = 2D; its estimate has a relative standard error of at most sqrt(14 / 10,000).
+      EXPECT_NEAR(squares / rows - mean * mean, 2 * D, 0.2 * 2 * D) << to_string(kind);
+    }
+  }
+}
+
+TEST(Projection, NormsAreSqrtD) {
+  for (const Size size : kSizes) {
+    for (const ProjectionKind kind : {ProjectionKind::kIid, ProjectionKind::kOrthogonal}) {
+      const auto w = draw_projection(make_spec(size, kind, RowNorm::kSqrtD, 7));
+      const double D = static_cast<double>(size.D);
+      for (int64_t f = 0; f < size.M; ++f) {
+        const float* row = w.data() + f * size.D;
+        // Each float is rounded by at most 2^-24 of itself, so the squared norm by 2^-23.
+        EXPECT_NEAR(dot(row, row, size.D), D, 0x1p-23 * D);
+      }
+    }
+  }
+}
+
+// The kernel estimate of one draw: (1/M) sum_f exp(w_f.(x + y) - |x|^2/2 - |y|^2/2).
+TEST(Projection, EstimatesTheSoftmaxKernelWithoutBias) {
+  RandomStream rng(8, 0);
+  for (const Size size : kSizes) {
+    for (const ProjectionKind kind : {ProjectionKind::kIid, ProjectionKind::kOrthogonal}) {
+      std::vector<double> z(size.D);
+      double xx = 0, yy = 0, xy = 0, zz = 0;
+      std::vector<double> x(size.D), y(size.D);
+      auto fill = [&](std::vector<double>& row, double norm) {
+        double n2 = 0;
+        for (double& value : row) {
+          value = rng.normal();
+          n2 += value * value;
+        }
+        for (double& value : row) value *= norm / std::sqrt(n2);
+      };
+      fill(x, 0.9);
+      fill(y, 0.7);
+      for (int64_t i = 0; i < size.D; ++i) {
+        z[i] = x[i] + y[i];
+        xx += x[i] * x[i];
+        yy += y[i] * y[i];
+        xy += x[i] * y[i];
+        zz += z[i] * z[i];
+      }
+      const int draws = 2000;
+      double sum = 0;
+      for (int draw = 0; draw < draws; ++draw) {
+        ProjectionSpec spec = make_spec(size, kind, RowNorm::kChi, 9);
+        spec.redraw = draw;
+        const auto w = draw_projection(spec);
+        for (int64_t f = 0; f < size.M; ++f) {
+          double u = -(xx + yy) / 2;
+          for (int64_t i = 0; i < size.D; ++i) u += w[f * size.D + i] * z[i];
+          sum += std::exp(u) / size.M;
+        }
+      }
+      // Variance of independent rows; orthogonal ones have no more.
+      const double kernel = std::exp(xy);
+      const double variance = std::exp(zz) * kernel * kernel * (1 - std::exp(-zz)) / size.M;
+      EXPECT_NEAR(sum / draws, kernel, 4 * std::sqrt(variance / draws))
+          << to_string(kind) << " " << size.M << " x " << size.D;
+    }
+  }
+}
+
+// A QR factorisation whose R has a diagonal of one fixed sign on the wrong side gives E Q_ii of
+// about 0.2 in size for D = 16; Haar-distributed rows give 0.
+TEST(OrthogonalProjection, DirectionsAreIsotropic) {
+  const int64_t D = 16;
+  const int draws = 4000;
+  std::vector<double> mean(D * D), square(D * D);
+  for (int draw = 0; draw < draws; ++draw) {
+    const auto w =
+        draw_projection(make_spec({D, D}, ProjectionKind::kOrthogonal, RowNorm::kSqrtD, draw));
+    for (int64_t i = 0; i < D * D; ++i) {
+      mean[i] += w[i] / draws;
+      square[i] += static_cast<double>(w[i]) * w[i] / draws;
+    }
+  }
+  for (int64_t i = 0; i < D * D; ++i) {
+    // Entries times sqrt(D) have variance 1 and kurtosis below 3.
+    EXPECT_NEAR(mean[i], 0, 5 / std::sqrt(draws)) << "row " << i / D << " column " << i % D;
+    EXPECT_NEAR(square[i], 1, 5 * std::sqrt(2.0 / draws)) << "row " << i / D << " column " << i % D;
+  }
+}
+
+TEST(Projection, EveryFieldOfTheSpecMatters) {
+  const ProjectionSpec base = make_spec({40, 16}, ProjectionKind::kOrthogonal, RowNorm::kChi, 1);
+  const auto w = draw_projection(base);
+  EXPECT_EQ(w, draw_projection(base));
+  auto changed = [&](auto change) {
+    ProjectionSpec spec = base;
+    change(spec);
+    return draw_projection(spec);
+  };
+  const std::vector<std::vector<float>> others = {
+      changed([](ProjectionSpec& s) { s.seed = 2; }),
+      changed([](ProjectionSpec& s) { s.seed = 1 + (uint64_t{1} << 32); }),
+      changed([](ProjectionSpec& s) { s.layer = 1; }),
+      changed([](ProjectionSpec& s) { s.head = 1; }),
+      changed([](ProjectionSpec& s) { s.redraw = 1; }),
+      changed([](ProjectionSpec& s) { s.kind = ProjectionKind::kIid; }),
+      changed([](ProjectionSpec& s) { s.row_norm = RowNorm::kSqrtD; }),
+  };
+  for (size_t i = 0; i < others.size(); ++i) {
+    EXPECT_NE(w, others[i]) << i;
+    for (size_t j = 0; j < i; ++j) EXPECT_NE(others[j], others[i]) << i << " " << j;
+  }
+  // A larger matrix begins with the smaller one.
+  const auto larger = changed([](ProjectionSpec& s) { s.num_features = 64; });
+  EXPECT_TRUE(std::equal(w.begin(), w.end(), larger.begin()));
+}
+
+// FNV-1a over the little-endian bytes: these values may not change with platform, compiler or
+// release, because a seed in a file must always name the same matrix.
+uint64_t hash(const std::vector<float>& values) {
+  uint64_t h = 14695981039346656037ull;
+  for (const float value : values) {
+    const uint32_t bits = std::bit_cast<uint32_t>(value);
+    for (int byte = 0; byte < 4; ++byte) {
+      h ^= (bits >> (8 * byte)) & 255;
+      h *= 1099511628211ull;
+    }
+  }
+  return h;
+}
+
+TEST(Projection, BitsArePinned) {
+  ProjectionSpec spec;
+  spec.num_features = 256;
+  spec.head_dim = 64;
+  spec.seed = 42;
+  spec.layer = 1;
+  spec.head = 2;
+  spec.redraw = 3;
+  auto draw = [&](ProjectionKind kind, RowNorm norm) {
+    spec.kind = kind;
+    spec.row_norm = norm;
+    return draw_projection(spec);
+  };
+  const auto orthogonal = draw(ProjectionKind::kOrthogonal, RowNorm::kChi);
+  EXPECT_EQ(orthogonal[0], -0x1.3ac934p+0f);
+  EXPECT_EQ(orthogonal[1], -0x1.63516cp-2f);
+  EXPECT_EQ(hash(orthogonal), 0xfb3900ef7e077bf6ull);
+  EXPECT_EQ(hash(draw(ProjectionKind::kOrthogonal, RowNorm::kSqrtD)), 0x47eb25322e3cb525ull);
+  EXPECT_EQ(hash(draw(ProjectionKind::kIid, RowNorm::kChi)), 0x02420e8bde40128eull);
+  EXPECT_EQ(hash(draw(ProjectionKind::kIid, RowNorm::kSqrtD)), 0xd42e0fa4a6e05fc2ull);
+}
+
+TEST(Projection, ErrorsNameArgumentAndValue) {
+  ProjectionSpec spec;
+  spec.num_features = 0;
+  EXPECT_EQ(error_of([&] { draw_projection(spec); }),
+            "draw_projection: num_features is 0, expected at least 1");
+  spec.num_features = 4;
+  spec.head_dim = -3;
+  EXPECT_EQ(error_of([&] { draw_projection(spec); }),
+            "draw_projection: head_dim is -3, expected at least 1");
+  spec.num_features = spec.head_dim = int64_t{1} << 40;
+  EXPECT_EQ(error_of([&] { draw_projection(spec); }),
+            "draw_projection: num_features x head_dim is 1099511627776 x 1099511627776, expected a "
+            "product below 2^31");
+}
+
+TEST(Words, GoThereAndBack) {
+  for (const auto kind : {ProjectionKind::kIid, ProjectionKind::kOrthogonal}) {
+    EXPECT_EQ(projection_kind_from_string(to_string(kind)), kind);
+  }
+  for (const auto norm : {RowNorm::kChi, RowNorm::kSqrtD}) {
+    EXPECT_EQ(row_norm_from_string(to_string(norm)), norm);
+  }
+  for (const auto kind : {FeatureMapKind::kPositive, FeatureMapKind::kRelu}) {
+    EXPECT_EQ(feature_map_from_string(to_string(kind)), kind);
+  }
+  EXPECT_EQ(to_string(FeatureMapKind::kPositive), "positive");
+  EXPECT_EQ(to_string(FeatureMapKind::kRelu), "relu");
+  EXPECT_EQ(to_string(ProjectionKind::kOrthogonal), "orthogonal");
+  EXPECT_EQ(to_string(RowNorm::kSqrtD), "sqrt_d");
+}
+
+TEST(Words, ErrorsListTheKnownWords) {
+  EXPECT_EQ(error_of([] { projection_kind_from_string("gauss"); }),
+            "projection_kind_from_string: projection is 'gauss', expected iid | orthogonal");
+  EXPECT_EQ(error_of([] { row_norm_from_string(""); }),
+            "row_norm_from_string: row_norm is '', expected chi | sqrt_d");
+  EXPECT_EQ(error_of([] { feature_map_from_string("Relu"); }),
+            "feature_map_from_string: feature_map is 'Relu', expected positive | relu");
+}
+
+}  // namespace
+}  // namespace favor
