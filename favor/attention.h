@@ -11,6 +11,7 @@
 #ifndef FAVOR_ATTENTION_H_
 #define FAVOR_ATTENTION_H_
 
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -42,6 +43,19 @@ struct AttentionParams {
   std::span<const int64_t> cu_seqlens_q;
   std::span<const int64_t> cu_seqlens_k;
 };
+
+/// The factor of q.k that `params` stands for; each of q and k takes its square root.
+template <class T>
+double resolve_scale(const AttentionParams<T>& params, int64_t D) {
+  const bool positive = params.feature_map == FeatureMapKind::kPositive;
+  return params.scale.value_or(positive ? 1 / std::sqrt(static_cast<double>(D)) : 1.0);
+}
+
+/// The number added to each feature.
+template <class T>
+double resolve_feature_eps(const AttentionParams<T>& params) {
+  return params.feature_eps.value_or(params.feature_map == FeatureMapKind::kRelu ? 1e-3 : 0.0);
+}
 
 /// Tokens between two states kept for the causal backward pass.
 inline constexpr int64_t kStateInterval = 1024;
