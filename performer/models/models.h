@@ -5,6 +5,7 @@
 #define PERFORMER_MODELS_MODELS_H_
 
 #include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
 
 #include <memory>
 #include <vector>

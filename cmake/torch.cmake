@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+# Imported targets for the libtorch inside a Python environment's torch package:
+#   torch::c10     libc10.so and the include folders
+#   torch::cpu     libtorch_cpu.so, what every torch target links
+#   torch::openmp  torch's own OpenMP runtime and the flag that turns its parallel loops on
+# The package is located without being imported, because importing a CUDA build fails without the
+# whole set of CUDA packages; its own CMake package demands a CUDA toolkit for the same builds.
+
+set(PERFORMER_TORCH_MINIMUM 2.11)
+
+# The interpreter: the one asked for, else the tree's own environment, else the active one.
+if(PERFORMER_PYTHON)
+  set(performer_python "${PERFORMER_PYTHON}")
+elseif(EXISTS "${PROJECT_SOURCE_DIR}/.venv/bin/python")
+  set(performer_python "${PROJECT_SOURCE_DIR}/.venv/bin/python")
+else()
+  find_program(performer_python_found NAMES python3 python REQUIRED NO_CACHE)
+  set(performer_python "${performer_python_found}")
+endif()
+
+execute_process(
+  COMMAND "${performer_python}" -c
+          "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '')"
+  OUTPUT_VARIABLE performer_torch_dir
+  RESULT_VARIABLE performer_python_status
+  OUTPUT_STRIP_TRAILING_WHITESPACE)
+if(NOT performer_python_status EQUAL 0)
+  message(FATAL_ERROR "torch: cannot run ${performer_python}; set -DPERFORMER_PYTHON=/path/to/python")
+endif()
+if(NOT performer_torch_dir OR NOT EXISTS "${performer_torch_dir}/lib/libtorch_cpu.so")
+  message(FATAL_ERROR
+    "torch: ${performer_python} has no torch package with libtorch_cpu.so. Install torch "
+    "${PERFORMER_TORCH_MINIMUM} or newer there, name another interpreter with "
+    "-DPERFORMER_PYTHON=/path/to/python, or build the kernels alone with -DPERFORMER_TORCH=OFF")
+endif()
+
+file(STRINGS "${performer_torch_dir}/version.py" performer_torch_version_line REGEX "^__version__")
+string(REGEX MATCH "[0-9]+\\.[0-9]+(\\.[0-9]+)?" performer_torch_version
+       "${performer_torch_version_line}")
+if(NOT performer_torch_version OR performer_torch_version VERSION_LESS PERFORMER_TORCH_MINIMUM)
+  message(FATAL_ERROR "torch: ${performer_torch_dir} is version '${performer_torch_version}', "
+                      "expected ${PERFORMER_TORCH_MINIMUM} or newer")
+endif()
+message(STATUS "torch ${performer_torch_version} in ${performer_torch_dir}")
+
+add_library(torch::c10 SHARED IMPORTED)
+set_target_properties(torch::c10 PROPERTIES
+  IMPORTED_LOCATION "${performer_torch_dir}/lib/libc10.so"
+  INTERFACE_INCLUDE_DIRECTORIES
+    "${performer_torch_dir}/include;${performer_torch_dir}/include/torch/csrc/api/include"
+  INTERFACE_COMPILE_DEFINITIONS "_GLIBCXX_USE_CXX11_ABI=1")
+
+# A CUDA build needs the CUDA runtime and profiler libraries of the nvidia packages beside it.
+cmake_path(GET performer_torch_dir PARENT_PATH performer_site_packages)
+file(GLOB performer_nvidia_libs LIST_DIRECTORIES true "${performer_site_packages}/nvidia/*/lib")
+set(performer_torch_link_options "")
+foreach(folder IN LISTS performer_nvidia_libs)
+  list(APPEND performer_torch_link_options "-Wl,-rpath,${folder}" "-Wl,-rpath-link,${folder}")
+endforeach()
+
+add_library(torch::cpu SHARED IMPORTED)
+set_target_properties(torch::cpu PROPERTIES
+  IMPORTED_LOCATION "${performer_torch_dir}/lib/libtorch_cpu.so"
+  INTERFACE_LINK_LIBRARIES torch::c10
+  INTERFACE_LINK_OPTIONS "${performer_torch_link_options}")
+
+# torch's parallel_for is compiled into its caller. It must run on the OpenMP runtime that torch
+# itself loads, or the process would have two thread pools.
+add_library(torch::openmp INTERFACE IMPORTED)
+file(GLOB performer_torch_gomp "${performer_torch_dir}/lib/libgomp*.so*"
+                               "${performer_site_packages}/torch.libs/libgomp*.so*")
+if(performer_torch_gomp)
+  list(GET performer_torch_gomp 0 performer_torch_gomp)
+  set_target_properties(torch::openmp PROPERTIES
+    INTERFACE_COMPILE_OPTIONS "-fopenmp"
+    INTERFACE_LINK_LIBRARIES "${performer_torch_gomp}")
+else()
+  find_package(OpenMP REQUIRED COMPONENTS CXX)
+  set_target_properties(torch::openmp PROPERTIES INTERFACE_LINK_LIBRARIES OpenMP::OpenMP_CXX)
+endif()
+
+# Each translation unit on torch's headers takes over 1 GiB while it compiles.
+set_property(GLOBAL APPEND PROPERTY JOB_POOLS torch_compile=2)
+
+# Flags of every target on libtorch: its headers cost most of the build time, debug information
+# would nearly double it.
+function(performer_torch_target target)
+  performer_target(${target})
+  target_compile_options(${target} PRIVATE -O2 -g0)
+  target_link_libraries(${target} PUBLIC torch::cpu)
+  set_target_properties(${target} PROPERTIES JOB_POOL_COMPILE torch_compile)
+endfunction()

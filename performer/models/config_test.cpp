@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "performer/models/config.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+#include <string>
+
+#include "favor/check.h"
+
+namespace performer {
+namespace {
+
+std::string error_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const favor::Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+std::string error_with(const std::function<void(ModelConfig&)>& change) {
+  ModelConfig config;
+  change(config);
+  return error_of([&] { config.check(); });
+}
+
+TEST(ModelConfig, DefaultsAreValid) {
+  EXPECT_NO_THROW(ModelConfig().check());
+  EXPECT_EQ(ModelConfig().head_dim(), 64);
+}
+
+TEST(ModelConfig, EachErrorNamesFieldValueAndExpectation) {
+  EXPECT_EQ(error_with([](ModelConfig& c) { c.num_heads = 7; }),
+            "config: num_heads is 7, expected a divisor of dim = 512");
+  EXPECT_EQ(error_with([](ModelConfig& c) { c.attention.num_features = -4; }),
+            "config: num_features is -4, expected 1 to 1048576");
+  EXPECT_EQ(error_with([](ModelConfig& c) { c.vocab_size = 0; }),
+            "config: vocab_size is 0, expected 1 to 16777216");
+  EXPECT_EQ(error_with([](ModelConfig& c) { c.num_layers = 0; }),
+            "config: num_layers is 0, expected 1 to 10000");
+  EXPECT_EQ(error_with([](ModelConfig& c) { c.dropout = 1; }),
+            "config: dropout is 1, expected at least 0 and less than 1");
+  EXPECT_EQ(
+      error_with([](ModelConfig& c) { c.dropout = std::numeric_limits<double>::quiet_NaN(); }),
+      "config: dropout is nan, expected at least 0 and less than 1");
+  EXPECT_EQ(error_with([](ModelConfig& c) { c.attention.redraw_interval = -1; }),
+            "config: redraw_interval is -1, expected 0 (never) or more optimiser steps");
+  EXPECT_EQ(error_with([](ModelConfig& c) {
+              c.dim = 6;
+              c.num_heads = 2;
+              c.positions = PositionKind::kRotary;
+            }),
+            "config: dim / num_heads is 3, expected an even number with positions rotary");
+}
+
+TEST(ModelConfig, PositiveMapNeedsItsMatrixAndTakesNoEpsilon) {
+  EXPECT_NE(error_with([](ModelConfig& c) {
+              c.attention.use_projection = false;
+            }).find("use_projection is false, expected true"),
+            std::string::npos);
+  EXPECT_NE(error_with([](ModelConfig& c) {
+              c.attention.feature_eps = 1e-3;
+            }).find("feature_eps is 0.001, expected 0 or negative"),
+            std::string::npos);
+  EXPECT_EQ(error_with([](ModelConfig& c) {
+              c.attention.feature_map = favor::FeatureMapKind::kRelu;
+              c.attention.use_projection = false;
+              c.attention.feature_eps = 1e-2;
+            }),
+            "no error");
+}
+
+TEST(ModelConfig, WordsRoundTripAndUnknownOnesListTheKnown) {
+  for (AttentionMethod method : {AttentionMethod::kFavor, AttentionMethod::kExact}) {
+    EXPECT_EQ(attention_method_from_string(to_string(method)), method);
+  }
+  for (PositionKind kind :
+       {PositionKind::kLearned, PositionKind::kSinusoidal, PositionKind::kRotary}) {
+    EXPECT_EQ(position_kind_from_string(to_string(kind)), kind);
+  }
+  EXPECT_EQ(error_of([] { attention_method_from_string("fast"); }),
+            "attention: method is 'fast', expected favor | exact");
+  EXPECT_EQ(error_of([] { position_kind_from_string("rope"); }),
+            "config: positions is 'rope', expected learned | sinusoidal | rotary");
+}
+
+}  // namespace
+}  // namespace performer

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// The language model: embedding, blocks, final LayerNorm, output layer; and its decoding stream.
+#include "performer/models/models.h"
+
+#include <torch/torch.h>
+
+#include <cmath>
+#include <utility>
+
+#include "favor/check.h"
+#include "performer/nn/layers.h"
+
+namespace performer {
+
+using torch::Tensor;
+
+struct LanguageModelImpl::Parts {
+  ModelConfig config;
+  Embedding embed{nullptr};
+  std::vector<Block> layers;
+  torch::nn::LayerNorm norm{nullptr};
+  torch::nn::Linear output{nullptr};  // empty when the embedding is shared
+  uint32_t redraw_index = 0;
+
+  Tensor rotary(int64_t begin, int64_t length) const {
+    if (config.positions != PositionKind::kRotary) return {};
+    return rotary_table(begin, length, config.head_dim()).to(norm->weight.dtype());
+  }
+
+  Tensor logits(const Tensor& hidden) {
+    if (!output.is_empty()) return output->forward(hidden);
+    // Rows of the table have norm sqrt(dim), and so have hidden rows: unscaled, the first logits
+    // would spread by sqrt(dim) instead of 1.
+    return torch::linear(hidden * (1.0 / std::sqrt(static_cast<double>(config.dim))),
+                         embed->weight());
+  }
+
+  void check_stream(const Tensor& tokens, const DecoderState& state) const {
+    FAVOR_CHECK(config.causal, "decode: causal is false, expected true (an encoder has no stream)");
+    FAVOR_CHECK(tokens.dim() == 2 && tokens.size(1) >= 1, "decode: tokens has shape ",
+                tokens.sizes(), ", expected [B, T] with T >= 1");
+    if (state.position == 0) return;
+    const bool is_favor = config.attention.method == AttentionMethod::kFavor;
+    const size_t count = is_favor ? state.layers.size() : state.keys.size();
+    FAVOR_CHECK(count == layers.size(), "decode: state holds ", count, " ",
+                to_string(config.attention.method), " layers, expected ", layers.size());
+    const int64_t streams = is_favor ? state.layers[0].B : state.keys[0].size(0);
+    FAVOR_CHECK(streams == tokens.size(0), "decode: tokens has shape ", tokens.sizes(),
+                ", expected ", streams, " rows (as the state)");
+  }
+};
+
+LanguageModelImpl::LanguageModelImpl(const ModelConfig& config)
+    : parts_(std::make_unique<Parts>()) {
+  config.check();
+  Parts& parts = *parts_;
+  parts.config = config;
+  parts.embed = register_module("embed", Embedding(config));
+  torch::nn::ModuleList layers;
+  for (int64_t i = 0; i < config.num_layers; ++i) {
+    parts.layers.push_back(Block(config, i));
+    layers->push_back(parts.layers.back());
+  }
+  register_module("layers", layers);
+  parts.norm =
+      register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({config.dim})));
+  if (config.tie_embeddings) return;
+  parts.output = register_module("output", torch::nn::Linear(config.dim, config.vocab_size));
+  const torch::NoGradGuard no_grad;
+  torch::nn::init::xavier_uniform_(parts.output->weight);
+  parts.output->bias.zero_();
+}
+
+LanguageModelImpl::~LanguageModelImpl() = default;
+
+Tensor LanguageModelImpl::forward(const Tensor& tokens, const Tensor& key_padding_mask) {
+  return parts_->logits(hidden(tokens, key_padding_mask));
+}
+
+Tensor LanguageModelImpl::hidden(const Tensor& tokens, const Tensor& key_padding_mask) {
+  Parts& parts = *parts_;
+  Tensor x = parts.embed->forward(tokens);
+  if (is_training() && parts.config.dropout > 0) {
+    x = torch::dropout(x, parts.config.dropout, /*train=*/true);
+  }
+  const Tensor rotary = parts.rotary(0, tokens.size(1));
+  for (Block& layer : parts.layers) x = layer->forward(x, key_padding_mask, rotary);
+  return parts.norm->forward(x);
+}
+
+Tensor LanguageModelImpl::decode(const Tensor& tokens, DecoderState& state) {
+  Parts& parts = *parts_;
+  parts.check_stream(tokens, state);
+  const torch::NoGradGuard no_grad;
+  Tensor x = parts.embed->forward(tokens, state.position);
+  const bool is_favor = parts.config.attention.method == AttentionMethod::kFavor;
+  if (state.position == 0) {
+    state = DecoderState();
+    state.layers.resize(is_favor ? parts.layers.size() : 0);
+    state.keys.resize(is_favor ? 0 : parts.layers.size());
+    state.values.resize(state.keys.size());
+  }
+  const Tensor rotary = parts.rotary(state.position, tokens.size(1));
+  for (size_t i = 0; i < parts.layers.size(); ++i) {
+    AttentionState layer;
+    if (is_favor) {
+      layer.favor = std::move(state.layers[i]);
+    } else {
+      layer.keys = state.keys[i];
+      layer.values = state.values[i];
+    }
+    x = parts.layers[i]->decode(x, layer, rotary);
+    if (is_favor) {
+      state.layers[i] = std::move(layer.favor);
+    } else {
+      state.keys[i] = layer.keys;
+      state.values[i] = layer.values;
+    }
+  }
+  state.position += tokens.size(1);
+  return parts.logits(parts.norm->forward(x.select(1, -1)));
+}
+
+void LanguageModelImpl::redraw(uint32_t index) {
+  for (Block& layer : parts_->layers) layer->redraw(index);
+  parts_->redraw_index = index;
+}
+
+uint32_t LanguageModelImpl::redraw_index() const {
+  return parts_->redraw_index;
+}
+
+const ModelConfig& LanguageModelImpl::config() const {
+  return parts_->config;
+}
+
+}  // namespace performer

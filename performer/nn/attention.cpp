@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+// Multi-head attention: one fused product for q, k and v, whose heads stay where they are in memory
+// ([B, L, H, D] seen as [B, H, L, D]), so that no layout is ever copied on the FAVOR+ path.
+#include "performer/nn/attention.h"
+
+#include <torch/torch.h>
+
+#include <array>
+#include <cmath>
+#include <optional>
+#include <vector>
+
+#include "favor/check.h"
+#include "favor/projection.h"
+#include "performer/ops/favor_attention.h"
+
+namespace performer {
+namespace {
+
+using torch::Tensor;
+
+// Turns the pairs (x_i, x_{i + D/2}) by the angles of `rotary` [2, L, D / 2].
+Tensor rotate(const Tensor& x, const Tensor& rotary) {
+  const std::vector<Tensor> halves = x.chunk(2, -1);
+  const Tensor cosine = rotary[0], sine = rotary[1];
+  return torch::cat({halves[0] * cosine - halves[1] * sine, halves[1] * cosine + halves[0] * sine},
+                    -1);
+}
+
+// Softmax attention. Keys may outnumber queries: the queries are then the last ones of the stream.
+Tensor exact_attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                       const Tensor& key_padding_mask, bool causal) {
+  const int64_t L = q.size(2), S = k.size(2);
+  const bool plain_causal = causal && !key_padding_mask.defined() && L == S;
+  std::optional<Tensor> allowed;
+  if (key_padding_mask.defined()) {
+    allowed = key_padding_mask.logical_not().view({q.size(0), 1, 1, S});
+  }
+  if (causal && !plain_causal && L > 1) {
+    const Tensor past = torch::ones({L, S}, torch::kBool).tril(S - L);
+    allowed = allowed ? allowed->logical_and(past) : past;
+  }
+  return at::scaled_dot_product_attention(q, k, v, allowed, /*dropout_p=*/0.0, plain_causal);
+}
+
+}  // namespace
+
+struct MultiHeadAttentionImpl::Parts {
+  MultiHeadAttentionOptions options;
+  torch::nn::Linear qkv{nullptr}, out{nullptr};
+  FavorArguments arguments;  // its projection is the registered buffer
+
+  int64_t head_dim() const { return options.dim / options.num_heads; }
+  bool is_favor() const { return options.attention.method == AttentionMethod::kFavor; }
+
+  // q, k, v [B, H, L, D], strided views of one product.
+  std::array<Tensor, 3> project(const Tensor& x, const Tensor& rotary) {
+    Tensor fused = qkv->forward(x).view({x.size(0), x.size(1), 3, options.num_heads, head_dim()});
+    // Split before the transposition, so that the backward pass joins the three by one copy.
+    const std::vector<Tensor> rows = fused.unbind(2);
+    const Tensor q = rows[0].transpose(1, 2), k = rows[1].transpose(1, 2);
+    const Tensor v = rows[2].transpose(1, 2);
+    if (!rotary.defined()) return {q, k, v};
+    return {rotate(q, rotary), rotate(k, rotary), v};
+  }
+
+  Tensor join(const Tensor& heads) {
+    return out->forward(heads.transpose(1, 2).reshape({heads.size(0), heads.size(2), options.dim}));
+  }
+
+  void check_input(const char* op, const Tensor& x) const {
+    FAVOR_CHECK(x.dim() == 3 && x.size(2) == options.dim, op, ": x has shape ", x.sizes(),
+                ", expected [B, L, ", options.dim, "]");
+  }
+};
+
+MultiHeadAttentionImpl::MultiHeadAttentionImpl(const MultiHeadAttentionOptions& options)
+    : parts_(std::make_unique<Parts>()) {
+  options.attention.check();
+  FAVOR_CHECK(options.num_heads >= 1 && options.dim >= 1 && options.dim % options.num_heads == 0,
+              "MultiHeadAttention: num_heads is ", options.num_heads,
+              ", expected a divisor of dim = ", options.dim);
+  Parts& parts = *parts_;
+  parts.options = options;
+  const int64_t dim = options.dim;
+  parts.qkv = register_module(
+      "qkv", torch::nn::Linear(torch::nn::LinearOptions(dim, 3 * dim).bias(options.bias)));
+  parts.out = register_module(
+      "out", torch::nn::Linear(torch::nn::LinearOptions(dim, dim).bias(options.bias)));
+  {
+    const torch::NoGradGuard no_grad;
+    // Each of the three is drawn as the [dim, dim] matrix that it is.
+    for (Tensor& part : parts.qkv->weight.chunk(3)) torch::nn::init::xavier_uniform_(part);
+    torch::nn::init::xavier_uniform_(parts.out->weight);
+    if (options.bias) {
+      parts.qkv->bias.zero_();
+      parts.out->bias.zero_();
+    }
+  }
+  if (!parts.is_favor()) return;
+  const AttentionOptions& attention = options.attention;
+  parts.arguments.feature_map = favor::to_string(attention.feature_map);
+  if (attention.feature_eps >= 0) parts.arguments.feature_eps = attention.feature_eps;
+  if (!attention.use_projection) return;
+  const int64_t P = attention.per_head_projection ? options.num_heads : 1;
+  parts.arguments.projection =
+      register_buffer("projection", torch::empty({P, attention.num_features, parts.head_dim()}));
+  redraw(0);
+}
+
+MultiHeadAttentionImpl::~MultiHeadAttentionImpl() = default;
+
+Tensor MultiHeadAttentionImpl::forward(const Tensor& x, const Tensor& key_padding_mask,
+                                       const Tensor& rotary) {
+  Parts& parts = *parts_;
+  parts.check_input("MultiHeadAttention", x);
+  FAVOR_CHECK(!key_padding_mask.defined() ||
+                  (key_padding_mask.scalar_type() == torch::kBool && key_padding_mask.dim() == 2 &&
+                   key_padding_mask.size(0) == x.size(0) && key_padding_mask.size(1) == x.size(1)),
+              "MultiHeadAttention: key_padding_mask is ", key_padding_mask.scalar_type(),
+              " of shape ", key_padding_mask.sizes(), ", expected bool of shape [", x.size(0), ", ",
+              x.size(1), "] (true = ignore this key)");
+  const auto [q, k, v] = parts.project(x, rotary);
+  if (!parts.is_favor()) {
+    return parts.join(exact_attention(q, k, v, key_padding_mask, parts.options.causal));
+  }
+  FavorArguments arguments = parts.arguments;
+  if (key_padding_mask.defined()) arguments.key_padding_mask = key_padding_mask;
+  return parts.join(favor_attention(q, k, v, arguments, parts.options.causal));
+}
+
+Tensor MultiHeadAttentionImpl::decode(const Tensor& x, AttentionState& state,
+                                      const Tensor& rotary) {
+  Parts& parts = *parts_;
+  FAVOR_CHECK(parts.options.causal,
+              "MultiHeadAttention: causal is false, expected true to decode token by token");
+  parts.check_input("MultiHeadAttention", x);
+  const torch::NoGradGuard no_grad;
+  auto [q, k, v] = parts.project(x, rotary);
+  if (parts.is_favor()) {
+    return parts.join(favor_decode(q, k, v, parts.arguments, state.favor));
+  }
+  if (state.keys.defined()) {
+    FAVOR_CHECK(state.keys.size(0) == x.size(0), "MultiHeadAttention: x has ", x.size(0),
+                " streams, expected ", state.keys.size(0), " (as the state)");
+    k = torch::cat({state.keys, k}, 2);
+    v = torch::cat({state.values, v}, 2);
+  }
+  state.keys = k;
+  state.values = v;
+  return parts.join(exact_attention(q, k, v, {}, /*causal=*/true));
+}
+
+void MultiHeadAttentionImpl::redraw(uint32_t index) {
+  Parts& parts = *parts_;
+  if (!parts.arguments.projection) return;
+  const torch::NoGradGuard no_grad;
+  const Tensor& projection = *parts.arguments.projection;
+  favor::ProjectionSpec spec;
+  spec.kind = parts.options.attention.projection;
+  spec.row_norm = parts.options.attention.row_norm;
+  spec.num_features = parts.options.attention.num_features;
+  spec.head_dim = parts.head_dim();
+  spec.seed = parts.options.attention.projection_seed;
+  spec.layer = static_cast<uint32_t>(parts.options.layer);
+  spec.redraw = index;
+  for (int64_t head = 0; head < projection.size(0); ++head) {
+    spec.head = static_cast<uint32_t>(head);
+    std::vector<float> rows = favor::draw_projection(spec);
+    projection[head].copy_(
+        torch::from_blob(rows.data(), {spec.num_features, spec.head_dim}, torch::kFloat));
+  }
+}
+
+Tensor rotary_table(int64_t begin, int64_t length, int64_t head_dim) {
+  const auto f64 = torch::TensorOptions().dtype(torch::kDouble);
+  // In double: the angle of a far position has no correct digit left in float.
+  const Tensor frequencies =
+      torch::exp(torch::arange(0, head_dim, 2, f64) * (-std::log(10000.0) / head_dim));
+  const Tensor angles = torch::outer(torch::arange(begin, begin + length, f64), frequencies);
+  return torch::stack({angles.cos(), angles.sin()}).to(torch::kFloat);
+}
+
+}  // namespace performer

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// Feed-forward, block and embedding. Linear layers start Xavier-uniform with zero biases.
+#include "performer/nn/layers.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "favor/check.h"
+
+namespace performer {
+
+using torch::Tensor;
+
+struct FeedForwardImpl::Parts {
+  bool glu = false;
+  torch::nn::Linear up{nullptr}, down{nullptr};
+};
+
+FeedForwardImpl::FeedForwardImpl(int64_t dim, int64_t ff_dim, bool glu)
+    : parts_(std::make_unique<Parts>()) {
+  parts_->glu = glu;
+  parts_->up = register_module("up", torch::nn::Linear(dim, glu ? 2 * ff_dim : ff_dim));
+  parts_->down = register_module("down", torch::nn::Linear(ff_dim, dim));
+  const torch::NoGradGuard no_grad;
+  for (Tensor& part : parts_->up->weight.chunk(glu ? 2 : 1)) {
+    torch::nn::init::xavier_uniform_(part);
+  }
+  torch::nn::init::xavier_uniform_(parts_->down->weight);
+  parts_->up->bias.zero_();
+  parts_->down->bias.zero_();
+}
+
+FeedForwardImpl::~FeedForwardImpl() = default;
+
+Tensor FeedForwardImpl::forward(const Tensor& x) {
+  const Tensor hidden = parts_->up->forward(x);
+  if (!parts_->glu) return parts_->down->forward(torch::gelu(hidden));
+  const std::vector<Tensor> halves = hidden.chunk(2, -1);
+  return parts_->down->forward(torch::gelu(halves[1]) * halves[0]);
+}
+
+struct BlockImpl::Parts {
+  torch::nn::LayerNorm norm1{nullptr}, norm2{nullptr};
+  MultiHeadAttention attention{nullptr};
+  FeedForward feed_forward{nullptr};
+  double dropout = 0;
+};
+
+BlockImpl::BlockImpl(const ModelConfig& config, int64_t layer) : parts_(std::make_unique<Parts>()) {
+  MultiHeadAttentionOptions options;
+  options.dim = config.dim;
+  options.num_heads = config.num_heads;
+  options.layer = layer;
+  options.causal = config.causal;
+  options.bias = config.attention_bias;
+  options.attention = config.attention;
+  const torch::nn::LayerNormOptions norm({config.dim});
+  parts_->norm1 = register_module("norm1", torch::nn::LayerNorm(norm));
+  parts_->attention = register_module("attention", MultiHeadAttention(options));
+  parts_->norm2 = register_module("norm2", torch::nn::LayerNorm(norm));
+  parts_->feed_forward =
+      register_module("feed_forward", FeedForward(config.dim, config.ff_dim, config.ff_glu));
+  parts_->dropout = config.dropout;
+}
+
+BlockImpl::~BlockImpl() = default;
+
+Tensor BlockImpl::forward(const Tensor& x, const Tensor& key_padding_mask, const Tensor& rotary) {
+  const auto drop = [this](const Tensor& branch) {
+    return is_training() && parts_->dropout > 0 ? torch::dropout(branch, parts_->dropout, true)
+                                                : branch;
+  };
+  const Tensor attended =
+      x + drop(parts_->attention->forward(parts_->norm1->forward(x), key_padding_mask, rotary));
+  return attended + drop(parts_->feed_forward->forward(parts_->norm2->forward(attended)));
+}
+
+Tensor BlockImpl::decode(const Tensor& x, AttentionState& state, const Tensor& rotary) {
+  const Tensor attended = x + parts_->attention->decode(parts_->norm1->forward(x), state, rotary);
+  return attended + parts_->feed_forward->forward(parts_->norm2->forward(attended));
+}
+
+void BlockImpl::redraw(uint32_t index) {
+  parts_->attention->redraw(index);
+}
+
+struct EmbeddingImpl::Parts {
+  PositionKind kind = PositionKind::kLearned;
+  int64_t vocab_size = 0, max_length = 0, dim = 0;
+  torch::nn::Embedding tokens{nullptr};
+  Tensor positions;  // the learned table
+};
+
+EmbeddingImpl::EmbeddingImpl(const ModelConfig& config) : parts_(std::make_unique<Parts>()) {
+  parts_->kind = config.positions;
+  parts_->vocab_size = config.vocab_size;
+  parts_->max_length = config.max_length;
+  parts_->dim = config.dim;
+  parts_->tokens = register_module("tokens", torch::nn::Embedding(config.vocab_size, config.dim));
+  if (config.positions == PositionKind::kLearned) {
+    parts_->positions =
+        register_parameter("positions", sinusoids(0, config.max_length, config.dim));
+  }
+}
+
+EmbeddingImpl::~EmbeddingImpl() = default;
+
+Tensor EmbeddingImpl::forward(const Tensor& tokens, int64_t begin) {
+  FAVOR_CHECK(tokens.dim() == 2 && tokens.scalar_type() == torch::kLong, "model: tokens is ",
+              tokens.scalar_type(), " of shape ", tokens.sizes(),
+              ", expected int64 of shape [B, L]");
+  const int64_t end = begin + tokens.size(1);
+  FAVOR_CHECK(parts_->kind != PositionKind::kLearned || end <= parts_->max_length,
+              "model: tokens reach position ", end,
+              ", expected at most max_length = ", parts_->max_length,
+              " (learned positions; sinusoidal and rotary have no limit)");
+  if (tokens.numel() > 0) {
+    const auto [low, high] = torch::aminmax(tokens);
+    const int64_t smallest = low.item<int64_t>(), largest = high.item<int64_t>();
+    FAVOR_CHECK(smallest >= 0 && largest < parts_->vocab_size, "model: tokens holds id ",
+                smallest < 0 ? smallest : largest, ", expected 0 to ", parts_->vocab_size - 1);
+  }
+  const Tensor vectors = parts_->tokens->forward(tokens);
+  switch (parts_->kind) {
+    case PositionKind::kLearned:
+      return vectors + parts_->positions.slice(0, begin, end);
+    case PositionKind::kSinusoidal:
+      return vectors + sinusoids(begin, tokens.size(1), parts_->dim).to(vectors.dtype());
+    case PositionKind::kRotary:
+      break;
+  }
+  return vectors;
+}
+
+Tensor EmbeddingImpl::weight() const {
+  return parts_->tokens->weight;
+}
+
+Tensor sinusoids(int64_t begin, int64_t length, int64_t dim) {
+  const auto f64 = torch::TensorOptions().dtype(torch::kDouble);
+  const int64_t half = dim / 2;
+  const double step = std::log(10000.0) / static_cast<double>(std::max<int64_t>(half - 1, 1));
+  const Tensor frequencies = torch::exp(torch::arange(half, f64) * -step);
+  const Tensor angles = torch::outer(torch::arange(begin, begin + length, f64), frequencies);
+  // An odd width leaves its last column 0.
+  return torch::cat({angles.sin(), angles.cos(), torch::zeros({length, dim - 2 * half}, f64)}, 1)
+      .to(torch::kFloat);
+}
+
+}  // namespace performer

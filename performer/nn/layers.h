@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// The other parts of a Transformer: feed-forward, pre-LN block, token embedding with positions.
+#ifndef PERFORMER_NN_LAYERS_H_
+#define PERFORMER_NN_LAYERS_H_
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "performer/models/config.h"
+#include "performer/nn/attention.h"
+
+namespace performer {
+
+/// down(gelu(up(x))), or with `glu` down(gelu(gate) * up) where up.weight holds the rows of the
+/// gate after those of up. Parameters: up.weight [ff_dim or 2 ff_dim, dim], down.weight [dim,
+/// ff_dim] and their biases.
+class FeedForwardImpl : public torch::nn::Module {
+ public:
+  FeedForwardImpl(int64_t dim, int64_t ff_dim, bool glu);
+  ~FeedForwardImpl() override;
+  /// [..., dim] -> [..., dim].
+  torch::Tensor forward(const torch::Tensor& x);
+
+ private:
+  struct Parts;
+  std::unique_ptr<Parts> parts_;
+};
+TORCH_MODULE(FeedForward);
+
+/// Pre-LN block: x += dropout(attention(norm1(x))), then x += dropout(feed_forward(norm2(x))).
+class BlockImpl : public torch::nn::Module {
+ public:
+  BlockImpl(const ModelConfig& config, int64_t layer);
+  ~BlockImpl() override;
+  /// Arguments as MultiHeadAttention::forward.
+  torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& key_padding_mask = {},
+                        const torch::Tensor& rotary = {});
+  /// As MultiHeadAttention::decode; without dropout.
+  torch::Tensor decode(const torch::Tensor& x, AttentionState& state,
+                       const torch::Tensor& rotary = {});
+  void redraw(uint32_t index);
+
+ private:
+  struct Parts;
+  std::unique_ptr<Parts> parts_;
+};
+TORCH_MODULE(Block);
+
+/// Token vectors plus positions. Parameters: tokens.weight [vocab, dim] drawn from N(0, 1), and
+/// with learned positions `positions` [max_length, dim], which start as the sinusoids.
+class EmbeddingImpl : public torch::nn::Module {
+ public:
+  explicit EmbeddingImpl(const ModelConfig& config);
+  ~EmbeddingImpl() override;
+  /// tokens [B, L] int64, the first at position `begin` -> [B, L, dim]. Throws favor::Error for ids
+  /// outside the vocabulary and for positions beyond a learned table.
+  torch::Tensor forward(const torch::Tensor& tokens, int64_t begin = 0);
+  /// The table [vocab, dim], for an output layer that shares it.
+  torch::Tensor weight() const;
+
+ private:
+  struct Parts;
+  std::unique_ptr<Parts> parts_;
+};
+TORCH_MODULE(Embedding);
+
+/// [length, dim]: sines in the first half of each row, cosines in the second, with wavelengths from
+/// 2 pi to 20000 pi, of the positions from `begin` on.
+torch::Tensor sinusoids(int64_t begin, int64_t length, int64_t dim);
+
+}  // namespace performer
+
+#endif  // PERFORMER_NN_LAYERS_H_
