@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+// The public entry points: every argument check, then the float kernels or the double reference.
+#include "favor/attention.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "favor/plan.h"
+#include "favor/reference.h"
+#include "hwy/aligned_allocator.h"
+
+namespace favor {
+namespace {
+
+template <class T>
+void check_view(const char* op, const char* name, const View4<T>& view) {
+  for (int64_t size : view.sizes) {
+    FAVOR_CHECK(size >= 0, op, ": ", name, " has shape ", shape_string(view),
+                ", expected no negative size");
+  }
+  FAVOR_CHECK(view.strides[3] == 1 || view.sizes[3] <= 1, op, ": ", name, " has stride ",
+              view.strides[3], " in its last dimension, expected 1 (contiguous)");
+  const bool empty = view.sizes[0] == 0 || view.sizes[1] == 0 || view.sizes[2] == 0;
+  FAVOR_CHECK(view.data != nullptr || empty, op, ": ", name,
+              " is a null pointer, expected data of shape ", shape_string(view));
+}
+
+template <class T>
+void check_shape(const char* op, const char* name, const View4<T>& view,
+                 std::array<int64_t, 4> expected, const char* why) {
+  View4<const T> wanted{nullptr, expected, {}};
+  FAVOR_CHECK(view.sizes == expected, op, ": ", name, " has shape ", shape_string(view),
+              ", expected ", shape_string(wanted), " (", why, ")");
+  check_view(op, name, view);
+}
+
+void check_offsets(const char* op, const char* name, std::span<const int64_t> offsets,
+                   int64_t length) {
+  FAVOR_CHECK(offsets.size() >= 2, op, ": ", name, " has ", offsets.size(),
+              " offsets, expected at least 2 (the first is 0, the last the length)");
+  FAVOR_CHECK(offsets.front() == 0, op, ": ", name, "[0] is ", offsets.front(), ", expected 0");
+  FAVOR_CHECK(offsets.back() == length, op, ": the last offset of ", name, " is ", offsets.back(),
+              ", expected ", length, " (the length)");
+  for (size_t i = 1; i < offsets.size(); ++i) {
+    FAVOR_CHECK(offsets[i - 1] <= offsets[i], op, ": ", name, "[", i, "] is ", offsets[i],
+                ", expected at least ", offsets[i - 1], " (offsets ascend)");
+  }
+}
+
+template <class T>
+std::vector<Segment> make_segments(const char* op, const AttentionParams<T>& params, int64_t L,
+                                   int64_t S) {
+  const auto& cq = params.cu_seqlens_q;
+  const auto& ck = params.cu_seqlens_k;
+  FAVOR_CHECK(cq.empty() == ck.empty(), op, ": cu_seqlens_", cq.empty() ? "q" : "k",
+              " is missing, expected both cu_seqlens_q and cu_seqlens_k or neither");
+  if (cq.empty()) {
+    return {{0, L, 0, S}};
+  }
+  FAVOR_CHECK(cq.size() == ck.size(), op, ": cu_seqlens_k has ", ck.size(), " offsets, expected ",
+              cq.size(), " (as cu_seqlens_q)");
+  check_offsets(op, "cu_seqlens_q", cq, L);
+  check_offsets(op, "cu_seqlens_k", ck, S);
+  std::vector<Segment> segments;
+  for (size_t i = 1; i < cq.size(); ++i) {
+    segments.push_back({cq[i - 1], cq[i], ck[i - 1], ck[i]});
+  }
+  return segments;
+}
+
+template <class T>
+Plan<T> make_plan(const char* op, const AttentionParams<T>& params, const View4<const T>& q,
+                  const View4<const T>& k, const View4<const T>& v) {
+  check_view(op, "q", q);
+  Plan<T> plan;
+  plan.B = q.sizes[0];
+  plan.H = q.sizes[1];
+  plan.L = q.sizes[2];
+  plan.D = q.sizes[3];
+  plan.S = k.sizes[2];
+  plan.E = v.sizes[3];
+  FAVOR_CHECK(plan.D >= 1, op, ": q has shape ", shape_string(q), ", expected a head dim D >= 1");
+  check_shape(op, "k", k, {plan.B, plan.H, plan.S, plan.D}, "same B, H, D as q");
+  FAVOR_CHECK(plan.E >= 1, op, ": v has shape ", shape_string(v), ", expected a value dim E >= 1");
+  check_shape(op, "v", v, {plan.B, plan.H, plan.S, plan.E}, "same B, H as q, same S as k");
+
+  plan.feature_map = params.feature_map;
+  plan.projection = params.projection;
+  const std::string map = to_string(params.feature_map);
+  if (params.projection == nullptr) {
+    FAVOR_CHECK(params.feature_map != FeatureMapKind::kPositive, op,
+                ": projection is null, expected an [M, D] matrix (feature_map ", map,
+                " is random)");
+    FAVOR_CHECK(params.num_features == 0 || params.num_features == plan.D, op, ": num_features is ",
+                params.num_features, ", expected 0 or D = ", plan.D,
+                " (no projection: the features are those of x itself)");
+    plan.M = plan.D;
+    plan.P = 1;
+  } else {
+    FAVOR_CHECK(params.num_features >= 1, op, ": num_features is ", params.num_features,
+                ", expected M >= 1 (rows of the projection)");
+    FAVOR_CHECK(params.num_projections == 1 || params.num_projections == plan.H, op,
+                ": num_projections is ", params.num_projections, ", expected 1 or H = ", plan.H);
+    plan.M = params.num_features;
+    plan.P = params.num_projections;
+  }
+  plan.scale = resolve_scale(params, plan.D);
+  FAVOR_CHECK(std::isfinite(plan.scale) && plan.scale > 0, op, ": scale is ", plan.scale,
+              ", expected a finite number above 0");
+  plan.eps = resolve_feature_eps(params);
+  if (params.feature_map == FeatureMapKind::kPositive) {
+    FAVOR_CHECK(plan.eps == 0, op, ": feature_eps is ", plan.eps, ", expected 0 (feature_map ", map,
+                " needs none)");
+  } else {
+    FAVOR_CHECK(std::isfinite(plan.eps) && plan.eps >= 0, op, ": feature_eps is ", plan.eps,
+                ", expected a finite number, 0 or above");
+  }
+  plan.key_padding_mask = params.key_padding_mask;
+  plan.segments = make_segments(op, params, plan.L, plan.S);
+  plan.q = q;
+  plan.k = k;
+  plan.v = v;
+  return plan;
+}
+
+template <class T>
+void check_backward(const char* op, const Plan<T>& plan, const View4<const T>& out,
+                    const View4<const T>& dout, const Saved<T>& saved, const View4<T>& dq,
+                    const View4<T>& dk, const View4<T>& dv) {
+  check_shape(op, "out", out, {plan.B, plan.H, plan.L, plan.E}, "[B, H, L, E]");
+  check_shape(op, "dout", dout, {plan.B, plan.H, plan.L, plan.E}, "as out");
+  check_shape(op, "dq", dq, {plan.B, plan.H, plan.L, plan.D}, "as q");
+  check_shape(op, "dk", dk, {plan.B, plan.H, plan.S, plan.D}, "as k");
+  check_shape(op, "dv", dv, {plan.B, plan.H, plan.S, plan.E}, "as v");
+  FAVOR_CHECK(saved.normalizer != nullptr || plan.B * plan.H * plan.L == 0, op,
+              ": saved.normalizer is null, expected what the forward pass saved");
+}
+
+template <class T>
+void check_state(const char* op, const char* name, const Plan<T>& plan, const DecodeState& state) {
+  FAVOR_CHECK(state.B == plan.B && state.H == plan.H && state.M == plan.M && state.E == plan.E, op,
+              ": ", name, " has B, H, M, E = ", state.B, ", ", state.H, ", ", state.M, ", ",
+              state.E, ", expected ", plan.B, ", ", plan.H, ", ", plan.M, ", ", plan.E);
+  const auto heads = static_cast<size_t>(plan.B * plan.H * plan.M);
+  FAVOR_CHECK(state.c.size() == heads && state.z.size() == heads &&
+                  state.S.size() == heads * static_cast<size_t>(plan.E),
+              op, ": ", name, " has ", state.c.size(), ", ", state.S.size(), ", ", state.z.size(),
+              " elements in c, S, z, expected ", heads, ", ", heads * static_cast<size_t>(plan.E),
+              ", ", heads);
+}
+
+template <class T>
+void check_stream(const char* op, const Plan<T>& plan, const DecodeState* initial,
+                  const DecodeState* final_state) {
+  if (initial == nullptr && final_state == nullptr) {
+    return;
+  }
+  FAVOR_CHECK(plan.L == plan.S, op, ": q has length ", plan.L, ", expected ", plan.S,
+              " (as k, because a state is given or asked for)");
+  FAVOR_CHECK(plan.num_segments() == 1, op, ": there are ", plan.num_segments(),
+              " segments, expected 1 (a state is given or asked for)");
+  if (initial != nullptr) {
+    check_state(op, "initial", plan, *initial);
+  }
+}
+
+std::atomic<bool> poison_scratch{false};
+
+}  // namespace
+
+void set_poison_scratch(bool poison) {
+  poison_scratch = poison;
+}
+
+float* thread_scratch(int64_t floats) {
+  thread_local hwy::AlignedFreeUniquePtr<float[]> memory;
+  thread_local int64_t capacity = 0;
+  if (floats > capacity) {
+    memory = hwy::AllocateAligned<float>(static_cast<size_t>(floats));
+    capacity = floats;
+  }
+  if (poison_scratch) {
+    std::fill_n(memory.get(), floats, std::numeric_limits<float>::quiet_NaN());
+  }
+  return memory.get();
+}
+
+DecodeState::DecodeState(int64_t batch, int64_t heads, int64_t features, int64_t value_dim)
+    : B(batch), H(heads), M(features), E(value_dim) {
+  FAVOR_CHECK(B >= 0 && H >= 0 && M >= 0 && E >= 0, "DecodeState: B, H, M, E are ", B, ", ", H,
+              ", ", M, ", ", E, ", expected no negative size");
+  const auto rows = static_cast<size_t>(B * H * M);
+  c.assign(rows, 0.0f);
+  S.assign(rows * static_cast<size_t>(E), 0.0f);
+  z.assign(rows, 0.0f);
+}
+
+int64_t saved_state_size(int64_t B, int64_t H, int64_t L, int64_t M, int64_t E, bool is_causal,
+                         int64_t num_segments) {
+  const int64_t one = B * H * M * (E + 2);
+  if (is_causal) {
+    return one * ((L + kStateInterval - 1) / kStateInterval);
+  }
+  return num_segments == 1 ? one : 0;
+}
+
+template <class T>
+void bidirectional_forward(const AttentionParams<T>& params, View4<const T> q, View4<const T> k,
+                           View4<const T> v, View4<T> out, Saved<T>* saved) {
+  const char* op = "bidirectional_forward";
+  const Plan<T> plan = make_plan(op, params, q, k, v);
+  check_shape(op, "out", out, {plan.B, plan.H, plan.L, plan.E}, "[B, H, L, E]");
+  if constexpr (std::is_same_v<T, float>) {
+    bidirectional_forward_kernel(plan, out, saved);
+  } else {
+    reference::bidirectional_forward(params, q, k, v, out, saved);
+  }
+}
+
+template <class T>
+void bidirectional_backward(const AttentionParams<T>& params, View4<const T> q, View4<const T> k,
+                            View4<const T> v, View4<const T> out, View4<const T> dout,
+                            const Saved<T>& saved, View4<T> dq, View4<T> dk, View4<T> dv) {
+  const char* op = "bidirectional_backward";
+  const Plan<T> plan = make_plan(op, params, q, k, v);
+  check_backward(op, plan, out, dout, saved, dq, dk, dv);
+  if constexpr (std::is_same_v<T, float>) {
+    bidirectional_backward_kernel(plan, out, dout, saved, dq, dk, dv);
+  } else {
+    reference::bidirectional_backward(params, q, k, v, out, dout, saved, dq, dk, dv);
+  }
+}
+
+template <class T>
+void causal_forward(const AttentionParams<T>& params, View4<const T> q, View4<const T> k,
+                    View4<const T> v, View4<T> out, Saved<T>* saved, const DecodeState* initial,
+                    DecodeState* final_state) {
+  const char* op = "causal_forward";
+  const Plan<T> plan = make_plan(op, params, q, k, v);
+  check_shape(op, "out", out, {plan.B, plan.H, plan.L, plan.E}, "[B, H, L, E]");
+  check_stream(op, plan, initial, final_state);
+  if constexpr (std::is_same_v<T, float>) {
+    causal_forward_kernel(plan, out, saved, initial, final_state);
+  } else {
+    reference::causal_forward(params, q, k, v, out, saved, initial, final_state);
+  }
+}
+
+template <class T>
+void causal_backward(const AttentionParams<T>& params, View4<const T> q, View4<const T> k,
+                     View4<const T> v, View4<const T> out, View4<const T> dout,
+                     const Saved<T>& saved, View4<T> dq, View4<T> dk, View4<T> dv) {
+  const char* op = "causal_backward";
+  const Plan<T> plan = make_plan(op, params, q, k, v);
+  check_backward(op, plan, out, dout, saved, dq, dk, dv);
+  FAVOR_CHECK(saved.chunk_starts != nullptr || plan.B * plan.H * plan.L == 0, op,
+              ": saved.chunk_starts is null, expected what the forward pass saved");
+  if constexpr (std::is_same_v<T, float>) {
+    causal_backward_kernel(plan, out, dout, saved, dq, dk, dv);
+  } else {
+    reference::causal_backward(params, q, k, v, out, dout, saved, dq, dk, dv);
+  }
+}
+
+void decode_step(const AttentionParams<float>& params, View4<const float> q, View4<const float> k,
+                 View4<const float> v, DecodeState& state, View4<float> out) {
+  const char* op = "decode_step";
+  const Plan<float> plan = make_plan(op, params, q, k, v);
+  FAVOR_CHECK(plan.L == 1 && plan.S == 1, op, ": q and k have lengths ", plan.L, " and ", plan.S,
+              ", expected 1 and 1");
+  FAVOR_CHECK(plan.num_segments() == 1, op, ": there are ", plan.num_segments(),
+              " segments, expected 1");
+  check_shape(op, "out", out, {plan.B, plan.H, 1, plan.E}, "[B, H, 1, E]");
+  check_state(op, "state", plan, state);
+  decode_step_kernel(plan, state, out);
+}
+
+#define FAVOR_INSTANTIATE(T)                                                                     \
+  template void bidirectional_forward<T>(const AttentionParams<T>&, View4<const T>,              \
+                                         View4<const T>, View4<const T>, View4<T>, Saved<T>*);   \
+  template void bidirectional_backward<T>(                                                       \
+      const AttentionParams<T>&, View4<const T>, View4<const T>, View4<const T>, View4<const T>, \
+      View4<const T>, const Saved<T>&, View4<T>, View4<T>, View4<T>);                            \
+  template void causal_forward<T>(const AttentionParams<T>&, View4<const T>, View4<const T>,     \
+                                  View4<const T>, View4<T>, Saved<T>*, const DecodeState*,       \
+                                  DecodeState*);                                                 \
+  template void causal_backward<T>(const AttentionParams<T>&, View4<const T>, View4<const T>,    \
+                                   View4<const T>, View4<const T>, View4<const T>,               \
+                                   const Saved<T>&, View4<T>, View4<T>, View4<T>);
+FAVOR_INSTANTIATE(float)
+FAVOR_INSTANTIATE(double)
+#undef FAVOR_INSTANTIATE
+
+}  // namespace favor

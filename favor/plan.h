@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// Internal: one checked attention call, as the kernels see it, and their scratch memory.
+#ifndef FAVOR_PLAN_H_
+#define FAVOR_PLAN_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "favor/attention.h"
+
+namespace favor {
+
+/// Queries [q_begin, q_end) see keys [k_begin, k_end) only.
+struct Segment {
+  int64_t q_begin, q_end, k_begin, k_end;
+  int64_t num_queries() const { return q_end - q_begin; }
+  int64_t num_keys() const { return k_end - k_begin; }
+};
+
+/// A checked call with every default resolved.
+template <class T>
+struct Plan {
+  FeatureMapKind feature_map;
+  double scale;
+  double eps;
+  int64_t B, H, L, S, D, E, M, P;
+  const T* projection;  ///< [P, M, D] or null
+  const uint8_t* key_padding_mask;
+  std::vector<Segment> segments;
+  View4<const T> q, k, v;
+
+  int64_t num_segments() const { return static_cast<int64_t>(segments.size()); }
+  /// Independent pieces of work: one per batch item, head and segment.
+  int64_t num_items() const { return B * H * num_segments(); }
+  /// Mask of batch item b, or null.
+  const uint8_t* mask_row(int64_t b) const {
+    return key_padding_mask ? key_padding_mask + b * S : nullptr;
+  }
+};
+
+/// Item `index` of a plan, in the order batch, head, segment.
+struct Item {
+  int64_t b, h;
+  Segment segment;
+  int64_t segment_index;
+
+  template <class T>
+  Item(const Plan<T>& plan, int64_t index)
+      : b(index / plan.num_segments() / plan.H),
+        h(index / plan.num_segments() % plan.H),
+        segment(plan.segments[static_cast<size_t>(index % plan.num_segments())]),
+        segment_index(index % plan.num_segments()) {}
+};
+
+/// Scratch of the calling thread, at least `floats` long and aligned for any vector. Kept for the
+/// thread's lifetime, so that repeated calls cause no page faults; the next call from the same
+/// thread hands out the same memory.
+float* thread_scratch(int64_t floats);
+
+/// Tests: fill scratch with NaN each time it is handed out.
+void set_poison_scratch(bool poison);
+
+/// Hands out consecutive aligned pieces of one thread_scratch, measured first (base null), then
+/// placed. The same code runs for both, so sizes and pointers can't disagree.
+class ScratchLayout {
+ public:
+  explicit ScratchLayout(float* base = nullptr) : base_(base) {}
+  float* take(int64_t floats) {
+    float* piece = base_ == nullptr ? nullptr : base_ + used_;
+    used_ += (floats + 31) / 32 * 32;
+    return piece;
+  }
+  int64_t used() const { return used_; }
+
+ private:
+  float* base_;
+  int64_t used_ = 0;
+};
+
+// The float kernels, defined once per instruction set and dispatched at run time.
+void bidirectional_forward_kernel(const Plan<float>& plan, View4<float> out, Saved<float>* saved);
+void bidirectional_backward_kernel(const Plan<float>& plan, View4<const float> out,
+                                   View4<const float> dout, const Saved<float>& saved,
+                                   View4<float> dq, View4<float> dk, View4<float> dv);
+void causal_forward_kernel(const Plan<float>& plan, View4<float> out, Saved<float>* saved,
+                           const DecodeState* initial, DecodeState* final_state);
+void causal_backward_kernel(const Plan<float>& plan, View4<const float> out,
+                            View4<const float> dout, const Saved<float>& saved, View4<float> dq,
+                            View4<float> dk, View4<float> dv);
+void decode_step_kernel(const Plan<float>& plan, DecodeState& state, View4<float> out);
+
+}  // namespace favor
+
+#endif  // FAVOR_PLAN_H_

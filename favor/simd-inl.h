@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+// The vector building blocks of the kernels, compiled once per target: exp2, the panel layout of
+// scratch matrices, and the one register-tiled product that every pass is made of.
+//
+// Panel layout. A matrix [rows, cols] is cut into panels of kPanel() columns, each stored row by
+// row: element (r, c) lies at (c / NR) * rows * NR + r * NR + c % NR. A panel serves as the right
+// operand of a product as it stands (its rows are loaded as vectors) and as the left operand,
+// transposed or not (its elements are broadcast), so no product needs another copy.
+
+// clang-format off
+#if defined(FAVOR_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FAVOR_SIMD_INL_H_
+#undef FAVOR_SIMD_INL_H_
+#else
+#define FAVOR_SIMD_INL_H_
+#endif
+// clang-format on
+
+#include <algorithm>
+#include <cstdint>
+
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace favor {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+using FloatTag = hn::ScalableTag<float>;
+using Vector = hn::Vec<FloatTag>;
+
+/// Columns of a panel: two vectors.
+HWY_INLINE int64_t panel_width() {
+  return 2 * static_cast<int64_t>(hn::Lanes(FloatTag()));
+}
+
+/// Panels that hold `cols` columns.
+HWY_INLINE int64_t num_panels(int64_t cols) {
+  return (cols + panel_width() - 1) / panel_width();
+}
+
+/// Floats of a matrix [rows, cols] in panel layout.
+HWY_INLINE int64_t panel_floats(int64_t rows, int64_t cols) {
+  return num_panels(cols) * rows * panel_width();
+}
+
+/// Rows of a register tile: two accumulators per row, two operand vectors and a broadcast must fit
+/// the register file, which has 32 registers on AVX-512 and Arm and 16 elsewhere on x86.
+#if (HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3) || HWY_ARCH_ARM || HWY_ARCH_RVV
+inline constexpr int kTileRows = 8;
+#else
+inline constexpr int kTileRows = 6;
+#endif
+
+/// 2^x with relative error below 3e-7 for x in [-126, 127]; 0 for smaller x, -inf included. The
+/// polynomial is a minimax fit of 2^f on [-1/2, 1/2] with value 1 at 0.
+HWY_INLINE Vector exp2(Vector x) {
+  const FloatTag d;
+  const hn::RebindToSigned<FloatTag> di;
+  const auto in_range = hn::Ge(x, hn::Set(d, -126.0f));
+  // Adding 1.5 * 2^23 rounds x to an integer, which then stands in the low bits.
+  const Vector magic = hn::Set(d, 12582912.0f);
+  const Vector shifted = hn::Add(x, magic);
+  const Vector f = hn::Sub(x, hn::Sub(shifted, magic));
+  Vector p = hn::Set(d, 0x1.5bba14p-10f);
+  p = hn::MulAdd(p, f, hn::Set(d, 0x1.3cea88p-7f));
+  p = hn::MulAdd(p, f, hn::Set(d, 0x1.c6b752p-5f));
+  p = hn::MulAdd(p, f, hn::Set(d, 0x1.ebf9bcp-3f));
+  p = hn::MulAdd(p, f, hn::Set(d, 0x1.62e42ap-1f));
+  p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
+  const auto exponent = hn::ShiftLeft<23>(hn::BitCast(di, shifted));
+  return hn::IfThenElseZero(in_range, hn::BitCast(d, hn::Add(hn::BitCast(di, p), exponent)));
+}
+
+#define FAVOR_FOR_EACH_ROW(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
+
+/// One register tile: out[r, 0..NR) (+)= sum_k left(r, k) right[k, 0..NR) for kRows rows.
+///
+/// left(r, k) is broadcast from left[r * NR + k] when not transposed, walking over panels of
+/// `left_panel` floats; from left[k * NR + r] when transposed. Named accumulators, because g++ 12
+/// keeps arrays of vectors in memory.
+template <int kRows, bool kTransposed, bool kAccumulate>
+HWY_NOINLINE void multiply_tile(const float* HWY_RESTRICT left, int64_t left_panel,
+                              const float* HWY_RESTRICT right, float* HWY_RESTRICT out,
+                              int64_t num_k) {
+  const FloatTag d;
+  const int64_t N = static_cast<int64_t>(hn::Lanes(d));
+  const int64_t NR = 2 * N;
+#define FAVOR_DECLARE_ROW(r)                     \
+  Vector a##r = hn::Zero(d), b##r = hn::Zero(d); \
+  if constexpr (kAccumulate && kRows > r) {      \
+    a##r = hn::LoadU(d, out + r * NR);           \
+    b##r = hn::LoadU(d, out + r * NR + N);       \
+  }
+  FAVOR_FOR_EACH_ROW(FAVOR_DECLARE_ROW)
+#undef FAVOR_DECLARE_ROW
+
+  const int64_t row_stride = kTransposed ? 1 : NR;
+  const int64_t k_stride = kTransposed ? NR : 1;
+  // Transposed operands run down one panel; the others cross a panel border every NR elements.
+  const int64_t run = kTransposed ? num_k : NR;
+  for (int64_t k0 = 0; k0 < num_k; k0 += run) {
+    const float* HWY_RESTRICT element = left;
+    const int64_t k_end = std::min(run, num_k - k0);
+    for (int64_t k = 0; k < k_end; ++k) {
+      const Vector x = hn::LoadU(d, right);
+      const Vector y = hn::LoadU(d, right + N);
+#define FAVOR_ACCUMULATE_ROW(r)                                   \
+  if constexpr (kRows > r) {                                      \
+    const Vector broadcast = hn::Set(d, element[r * row_stride]); \
+    a##r = hn::MulAdd(broadcast, x, a##r);                        \
+    b##r = hn::MulAdd(broadcast, y, b##r);                        \
+  }
+      FAVOR_FOR_EACH_ROW(FAVOR_ACCUMULATE_ROW)
+#undef FAVOR_ACCUMULATE_ROW
+      element += k_stride;
+      right += NR;
+    }
+    left += left_panel;
+  }
+
+#define FAVOR_STORE_ROW(r)                 \
+  if constexpr (kRows > r) {               \
+    hn::StoreU(a##r, d, out + r * NR);     \
+    hn::StoreU(b##r, d, out + r * NR + N); \
+  }
+  FAVOR_FOR_EACH_ROW(FAVOR_STORE_ROW)
+#undef FAVOR_STORE_ROW
+}
+
+/// A matrix in panel layout, seen as operand or result of a product.
+struct Panels {
+  float* data;
+  int64_t rows;  ///< rows of each panel in memory
+
+  float* at(int64_t row, int64_t panel) const {
+    return data + (panel * rows + row) * panel_width();
+  }
+  int64_t stride() const { return rows * panel_width(); }
+};
+
+/// multiply_tile for a number of rows known at run time.
+template <bool kTransposed, bool kAccumulate>
+inline void multiply_rows(int64_t rows, const float* left, int64_t left_panel,
+                              const float* right, float* out, int64_t num_k) {
+  static_assert(kTileRows <= 8);
+  switch (rows) {
+#define FAVOR_CASE(r)                                                                      \
+  case r + 1:                                                                              \
+    if constexpr (r < kTileRows) {                                                         \
+      multiply_tile<r + 1, kTransposed, kAccumulate>(left, left_panel, right, out, num_k); \
+    }                                                                                      \
+    break;
+    FAVOR_FOR_EACH_ROW(FAVOR_CASE)
+#undef FAVOR_CASE
+    default:
+      break;
+  }
+}
+#undef FAVOR_FOR_EACH_ROW
+
+/// out[m, n] (+)= sum_k left[m, k] right[k, n] for m in [m_begin, m_end), the columns of panels
+/// [panel_begin, panel_end) and k in [0, num_k).
+template <bool kAccumulate>
+inline void multiply(const Panels& left, const Panels& right, const Panels& out,
+                         int64_t m_begin, int64_t m_end, int64_t panel_begin, int64_t panel_end,
+                         int64_t num_k) {
+  for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
+    for (int64_t m = m_begin; m < m_end; m += kTileRows) {
+      multiply_rows<false, kAccumulate>(std::min<int64_t>(kTileRows, m_end - m), left.at(m, 0),
+                                        left.stride(), right.at(0, panel), out.at(m, panel), num_k);
+    }
+  }
+}
+
+/// out[m, n] (+)= sum_k left[k, m] right[k, n] for m in [m_begin, m_end), the columns of panels
+/// [0, panels) and k in [k_begin, k_end). m_begin is a multiple of the panel width.
+template <bool kAccumulate>
+inline void multiply_transposed(const Panels& left, const Panels& right, const Panels& out,
+                                    int64_t m_begin, int64_t m_end, int64_t panels, int64_t k_begin,
+                                    int64_t k_end) {
+  const int64_t NR = panel_width();
+  for (int64_t panel = 0; panel < panels; ++panel) {
+    for (int64_t block = m_begin; block < m_end; block += NR) {
+      const int64_t block_end = std::min(block + NR, m_end);
+      for (int64_t m = block; m < block_end; m += kTileRows) {
+        multiply_rows<true, kAccumulate>(
+            std::min<int64_t>(kTileRows, block_end - m), left.at(k_begin, block / NR) + (m - block),
+            0, right.at(k_begin, panel), out.at(m, panel), k_end - k_begin);
+      }
+    }
+  }
+}
+
+/// Transposes a block of 4 x 4 floats.
+HWY_INLINE void transpose_4x4(const float* HWY_RESTRICT from, int64_t from_stride,
+                              float* HWY_RESTRICT to, int64_t to_stride) {
+#if HWY_TARGET == HWY_SCALAR
+  for (int64_t r = 0; r < 4; ++r) {
+    for (int64_t c = 0; c < 4; ++c) {
+      to[c * to_stride + r] = from[r * from_stride + c];
+    }
+  }
+#else
+  const hn::FixedTag<float, 4> d4;
+  const auto row0 = hn::LoadU(d4, from);
+  const auto row1 = hn::LoadU(d4, from + from_stride);
+  const auto row2 = hn::LoadU(d4, from + 2 * from_stride);
+  const auto row3 = hn::LoadU(d4, from + 3 * from_stride);
+  const auto lower02 = hn::InterleaveLower(d4, row0, row2);
+  const auto lower13 = hn::InterleaveLower(d4, row1, row3);
+  const auto upper02 = hn::InterleaveUpper(d4, row0, row2);
+  const auto upper13 = hn::InterleaveUpper(d4, row1, row3);
+  hn::StoreU(hn::InterleaveLower(d4, lower02, lower13), d4, to);
+  hn::StoreU(hn::InterleaveUpper(d4, lower02, lower13), d4, to + to_stride);
+  hn::StoreU(hn::InterleaveLower(d4, upper02, upper13), d4, to + 2 * to_stride);
+  hn::StoreU(hn::InterleaveUpper(d4, upper02, upper13), d4, to + 3 * to_stride);
+#endif
+}
+
+/// Writes the transpose of a matrix of `rows` rows and `cols` columns, both in panel layout.
+/// Columns of `to` beyond `rows` are left as they are.
+inline void transpose(const Panels& from, int64_t rows, int64_t cols, const Panels& to) {
+  const int64_t NR = panel_width();
+  for (int64_t r0 = 0; r0 < rows; r0 += 4) {
+    for (int64_t c0 = 0; c0 < cols; c0 += 4) {
+      const float* source = from.at(r0, c0 / NR) + c0 % NR;
+      float* target = to.at(c0, r0 / NR) + r0 % NR;
+      if (NR % 4 == 0 && r0 + 4 <= rows && c0 + 4 <= cols) {
+        transpose_4x4(source, NR, target, NR);
+      } else {
+        for (int64_t r = r0; r < std::min(r0 + 4, rows); ++r) {
+          for (int64_t c = c0; c < std::min(c0 + 4, cols); ++c) {
+            *(to.at(c, r / NR) + r % NR) = *(from.at(r, c / NR) + c % NR);
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace favor
+HWY_AFTER_NAMESPACE();
+
+#endif  // FAVOR_SIMD_INL_H_

@@ -1,0 +1,408 @@
+// SPDX-License-Identifier: Apache-2.0
+// What tests and the benchmark share: every instruction set in turn, guarded buffers, random
+// attention problems, and the rule that judges a kernel by the error of the naive float code. No
+// gtest here.
+#ifndef FAVOR_TESTING_H_
+#define FAVOR_TESTING_H_
+
+#include <hwy/targets.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "favor/attention.h"
+#include "favor/projection.h"
+#include "favor/random.h"
+#include "favor/reference.h"
+
+namespace favor::test {
+
+/// Calls body(name) once for every instruction set that was compiled and that this CPU has, with
+/// dispatch pinned to it. Afterwards dispatch is free again.
+template <class Body>
+void for_each_isa(const Body& body) {
+  struct Release {
+    ~Release() { hwy::SetSupportedTargetsForTest(0); }
+  } release;
+  const std::vector<int64_t> targets = hwy::SupportedAndGeneratedTargets();
+  if (targets.empty()) throw std::logic_error("for_each_isa: no instruction set to test");
+  for (const int64_t target : targets) {
+    hwy::SetSupportedTargetsForTest(target);
+    body(hwy::TargetName(target));
+  }
+}
+
+/// How a [B, H, L, D] tensor lies in memory.
+enum class Layout {
+  kContiguous,
+  kMisaligned,  ///< one element off any alignment, rows further apart than D
+  kTransposed,  ///< [B, L, H, D] memory
+  kExpanded,    ///< all heads are one (stride 0); for inputs only
+};
+
+/// Memory of a view. Elements start as NaN; around and between them lie guards, NaNs of one bit
+/// pattern, which reach a result if read and are missed if overwritten.
+class Buffer {
+ public:
+  Buffer(std::array<int64_t, 4> sizes, Layout layout) {
+    const auto [B, H, L, D] = sizes;
+    const int64_t row = layout == Layout::kMisaligned ? D + 3 : D;
+    int64_t offset = kGuard;
+    view_.sizes = sizes;
+    view_.strides = {H * L * row, L * row, row, 1};
+    if (layout == Layout::kMisaligned) offset += 1;
+    if (layout == Layout::kTransposed) view_.strides = {L * H * D, D, H * D, 1};
+    if (layout == Layout::kExpanded) view_.strides = {L * D, 0, D, 1};
+    memory_.assign(offset + B * H * L * row + kGuard, std::bit_cast<float>(kPattern));
+    view_.data = memory_.data() + offset;
+    is_element_.assign(memory_.size(), 0);
+    for_each([&](float& element) {
+      element = std::numeric_limits<float>::quiet_NaN();
+      is_element_[&element - memory_.data()] = 1;
+    });
+  }
+  Buffer(const Buffer&) = delete;
+  Buffer(Buffer&& other) = default;  // the vector's memory, and so the view, stays in place
+
+  View4<float> view() const { return view_; }
+
+  void set(const std::vector<float>& values) {
+    size_t i = 0;
+    for_each([&](float& element) { element = values[i++]; });
+  }
+  std::vector<float> get() const {
+    std::vector<float> values;
+    for_each([&](float& element) { values.push_back(element); });
+    return values;
+  }
+
+  bool guards_intact() const {
+    for (size_t i = 0; i < memory_.size(); ++i) {
+      if (!is_element_[i] && std::bit_cast<uint32_t>(memory_[i]) != kPattern) return false;
+    }
+    return true;
+  }
+
+ private:
+  static constexpr int64_t kGuard = 64;  // as long as four of the longest vectors
+  static constexpr uint32_t kPattern = 0x7fc0beef;
+
+  template <class Body>
+  void for_each(const Body& body) const {
+    for (int64_t b = 0; b < view_.sizes[0]; ++b) {
+      for (int64_t h = 0; h < view_.sizes[1]; ++h) {
+        for (int64_t l = 0; l < view_.sizes[2]; ++l) {
+          for (int64_t d = 0; d < view_.sizes[3]; ++d) body(view_.row(b, h, l)[d]);
+        }
+      }
+    }
+  }
+
+  std::vector<float> memory_;
+  std::vector<uint8_t> is_element_;
+  View4<float> view_;
+};
+
+/// How far a kernel is from what it is allowed: at most 1 is right.
+struct ErrorRatio {
+  double ratio = 0;
+  double kernel = 0;  ///< largest error of the kernel
+  double naive = 0;   ///< largest error of the naive float code
+};
+
+/// The rule: err(kernel) <= 2 err(naive) + 4 eps scale, with errors against `truth`, both for the
+/// largest and for the root mean square error. `floor` raises scale, which is otherwise the size of
+/// the truth, for results that are small differences of larger terms.
+inline ErrorRatio error_ratio(const std::vector<float>& kernel, const std::vector<float>& naive,
+                              const std::vector<double>& truth, double floor = 0) {
+  ErrorRatio result;
+  if (kernel.size() != truth.size() || naive.size() != truth.size()) {
+    throw std::logic_error("error_ratio: the sizes differ");
+  }
+  double scale_max = 0, kernel_square = 0, naive_square = 0, scale_square = 0;
+  for (size_t i = 0; i < truth.size(); ++i) {
+    const double kernel_error = std::abs(kernel[i] - truth[i]);
+    const double naive_error = std::abs(naive[i] - truth[i]);
+    if (!std::isfinite(kernel_error)) {
+      result.ratio = result.kernel = std::numeric_limits<double>::infinity();
+      return result;
+    }
+    result.kernel = std::max(result.kernel, kernel_error);
+    kernel_square += kernel_error * kernel_error;
+    scale_max = std::max(scale_max, std::abs(truth[i]));
+    scale_square += truth[i] * truth[i];
+    // A naive result that is not finite allows nothing.
+    if (!std::isfinite(naive_error)) continue;
+    result.naive = std::max(result.naive, naive_error);
+    naive_square += naive_error * naive_error;
+  }
+  if (truth.empty()) return result;
+  const double n = static_cast<double>(truth.size());
+  const double eps = std::numeric_limits<float>::epsilon();
+  const auto ratio = [&](double kernel_error, double naive_error, double scale) {
+    const double allowed = 2 * naive_error + 4 * eps * std::max(scale, floor);
+    return kernel_error == 0 ? 0 : kernel_error / allowed;
+  };
+  result.ratio = std::max(ratio(result.kernel, result.naive, scale_max),
+                          ratio(std::sqrt(kernel_square / n), std::sqrt(naive_square / n),
+                                std::sqrt(scale_square / n)));
+  return result;
+}
+
+inline std::vector<float> random_normal(uint64_t seed, uint64_t stream, int64_t size,
+                                        double factor = 1) {
+  RandomStream rng(seed, stream);
+  std::vector<float> values(size);
+  for (float& value : values) value = static_cast<float>(factor * rng.normal());
+  return values;
+}
+
+enum class ProjectionUse { kShared, kPerHead, kNone };
+enum class MaskKind {
+  kNone,
+  kRandom,  ///< about a third of the keys
+  kLeft,    ///< the first keys of each item, as in left padding
+  kItem,    ///< every key of item 0
+};
+
+/// One attention problem. Rows of q and k have entries of standard deviation `norm`.
+struct Case {
+  int64_t B = 1, H = 2, L = 64, S = 64, D = 8, E = 8, M = 16;
+  bool causal = false;
+  FeatureMapKind feature_map = FeatureMapKind::kPositive;
+  ProjectionUse projection = ProjectionUse::kShared;
+  MaskKind mask = MaskKind::kNone;
+  std::vector<int64_t> cu_seqlens_q, cu_seqlens_k;
+  double norm = 1;
+  Layout layout = Layout::kContiguous;
+  std::optional<double> scale, feature_eps;
+  bool keep_state = true;  ///< pass Saved::state
+  uint64_t seed = 1;
+
+  std::string name() const {
+    return message(causal ? "causal" : "bidirectional", " ", to_string(feature_map), " B", B, " H",
+                   H, " L", L, " S", S, " D", D, " E", E, " M", M, " norm ", norm, " mask ",
+                   static_cast<int>(mask), " projection ", static_cast<int>(projection), " layout ",
+                   static_cast<int>(layout), " segments ", cu_seqlens_q.size());
+  }
+};
+
+/// The tensors of a case in row-major order. Masked keys and values hold NaN and 1e30.
+struct Problem {
+  Case spec;
+  std::vector<float> q, k, v, dout, projection;
+  std::vector<uint8_t> mask;
+};
+
+inline Problem make_problem(const Case& spec) {
+  const auto& c = spec;
+  Problem p;
+  p.spec = spec;
+  p.q = random_normal(c.seed, 1, c.B * c.H * c.L * c.D, c.norm);
+  p.k = random_normal(c.seed, 2, c.B * c.H * c.S * c.D, c.norm);
+  p.v = random_normal(c.seed, 3, c.B * c.H * c.S * c.E);
+  p.dout = random_normal(c.seed, 4, c.B * c.H * c.L * c.E);
+  if (c.projection != ProjectionUse::kNone) {
+    for (int64_t h = 0; h < (c.projection == ProjectionUse::kPerHead ? c.H : 1); ++h) {
+      ProjectionSpec matrix;
+      matrix.num_features = c.M;
+      matrix.head_dim = c.D;
+      matrix.seed = c.seed;
+      matrix.head = static_cast<uint32_t>(h);
+      const std::vector<float> w = draw_projection(matrix);
+      p.projection.insert(p.projection.end(), w.begin(), w.end());
+    }
+  }
+  if (c.layout == Layout::kExpanded) {
+    const auto repeat = [&](std::vector<float>& x, int64_t head_size) {
+      for (int64_t i = 0; i < static_cast<int64_t>(x.size()); ++i) {
+        const int64_t b = i / (c.H * head_size);
+        x[i] = x[b * c.H * head_size + i % head_size];
+      }
+    };
+    repeat(p.q, c.L * c.D);
+    repeat(p.k, c.S * c.D);
+    repeat(p.v, c.S * c.E);
+    repeat(p.dout, c.L * c.E);
+  }
+  if (c.mask == MaskKind::kNone) return p;
+  RandomStream rng(c.seed, 5);
+  p.mask.assign(c.B * c.S, 0);
+  for (int64_t b = 0; b < c.B; ++b) {
+    for (int64_t j = 0; j < c.S; ++j) {
+      const bool ignored = c.mask == MaskKind::kRandom ? rng.uniform() < 0.33
+                           : c.mask == MaskKind::kLeft ? j < std::min<int64_t>(c.S / 3 + b, c.S)
+                                                       : b == 0;
+      p.mask[b * c.S + j] = ignored ? static_cast<uint8_t>(1 + rng.below(255)) : 0;
+      if (!ignored) continue;
+      const float garbage = j % 2 == 0 ? std::numeric_limits<float>::quiet_NaN() : 1e30f;
+      for (int64_t h = 0; h < c.H; ++h) {
+        std::fill_n(p.k.begin() + ((b * c.H + h) * c.S + j) * c.D, c.D, garbage);
+        std::fill_n(p.v.begin() + ((b * c.H + h) * c.S + j) * c.E, c.E, garbage);
+      }
+    }
+  }
+  return p;
+}
+
+/// Outputs and gradients in row-major order.
+template <class T>
+struct Results {
+  std::vector<T> out, dq, dk, dv;
+  bool guards_intact = true;
+};
+
+template <class T>
+AttentionParams<T> make_params(const Problem& p, const std::vector<T>& projection) {
+  AttentionParams<T> params;
+  params.feature_map = p.spec.feature_map;
+  params.scale = p.spec.scale;
+  params.feature_eps = p.spec.feature_eps;
+  params.projection = projection.empty() ? nullptr : projection.data();
+  params.num_projections = p.spec.projection == ProjectionUse::kPerHead ? p.spec.H : 1;
+  params.num_features = projection.empty() ? 0 : p.spec.M;
+  params.key_padding_mask = p.mask.empty() ? nullptr : p.mask.data();
+  params.cu_seqlens_q = p.spec.cu_seqlens_q;
+  params.cu_seqlens_k = p.spec.cu_seqlens_k;
+  return params;
+}
+
+/// Forward and backward by the reference in T.
+template <class T>
+Results<T> run_reference(const Problem& p) {
+  const Case& c = p.spec;
+  const auto convert = [](const std::vector<float>& x) {
+    return std::vector<T>(x.begin(), x.end());
+  };
+  std::vector<T> q = convert(p.q), k = convert(p.k), v = convert(p.v), dout = convert(p.dout),
+                 w = convert(p.projection);
+  Results<T> r;
+  const T nan = std::numeric_limits<T>::quiet_NaN();
+  r.out.assign(dout.size(), nan);
+  r.dq.assign(q.size(), nan);
+  r.dk.assign(k.size(), nan);
+  r.dv.assign(v.size(), nan);
+  const auto view = [&](std::vector<T>& x, int64_t length, int64_t width) {
+    return contiguous_view(x.data(), c.B, c.H, length, width);
+  };
+  const auto read = [&](std::vector<T>& x, int64_t length, int64_t width) {
+    return View4<const T>(view(x, length, width));
+  };
+  const AttentionParams<T> params = make_params(p, w);
+  const auto forward =
+      c.causal ? reference::causal_forward<T, DecodeState>
+               : +[](const AttentionParams<T>& a, View4<const T> b, View4<const T> d,
+                     View4<const T> e, View4<T> f, Saved<T>* g, const DecodeState*,
+                     DecodeState*) { reference::bidirectional_forward<T>(a, b, d, e, f, g); };
+  const auto backward =
+      c.causal ? reference::causal_backward<T> : reference::bidirectional_backward<T>;
+  forward(params, read(q, c.L, c.D), read(k, c.S, c.D), read(v, c.S, c.E), view(r.out, c.L, c.E),
+          nullptr, nullptr, nullptr);
+  backward(params, read(q, c.L, c.D), read(k, c.S, c.D), read(v, c.S, c.E), read(r.out, c.L, c.E),
+           read(dout, c.L, c.E), Saved<T>(), view(r.dq, c.L, c.D), view(r.dk, c.S, c.D),
+           view(r.dv, c.S, c.E));
+  return r;
+}
+
+/// Forward and backward through the public entry points, in memory of the case's layout.
+inline Results<float> run_kernel(const Problem& p) {
+  const Case& c = p.spec;
+  const Layout output = c.layout == Layout::kExpanded ? Layout::kContiguous : c.layout;
+  const std::array<int64_t, 4> q_size{c.B, c.H, c.L, c.D}, k_size{c.B, c.H, c.S, c.D},
+      v_size{c.B, c.H, c.S, c.E}, out_size{c.B, c.H, c.L, c.E};
+  Buffer q(q_size, c.layout), k(k_size, c.layout), v(v_size, c.layout), dout(out_size, c.layout);
+  Buffer out(out_size, output), dq(q_size, output), dk(k_size, output), dv(v_size, output);
+  q.set(p.q);
+  k.set(p.k);
+  v.set(p.v);
+  dout.set(p.dout);
+  const int64_t M = c.projection == ProjectionUse::kNone ? c.D : c.M;
+  const int64_t segments =
+      c.cu_seqlens_q.empty() ? 1 : static_cast<int64_t>(c.cu_seqlens_q.size()) - 1;
+  Buffer normalizer({c.B, c.H, c.L, 1}, Layout::kContiguous);
+  Buffer state({1, 1, 1, saved_state_size(c.B, c.H, c.L, M, c.E, c.causal, segments)},
+               Layout::kContiguous);
+  std::vector<uint8_t> chunk_starts(c.B * c.H * c.L + 1, 0xee);
+  Saved<float> saved;
+  saved.normalizer = normalizer.view().data;
+  saved.state = c.keep_state ? state.view().data : nullptr;
+  saved.chunk_starts = c.causal ? chunk_starts.data() : nullptr;
+  const AttentionParams<float> params = make_params(p, p.projection);
+  if (c.causal) {
+    causal_forward<float>(params, q.view(), k.view(), v.view(), out.view(), &saved);
+    causal_backward<float>(params, q.view(), k.view(), v.view(), out.view(), dout.view(), saved,
+                           dq.view(), dk.view(), dv.view());
+  } else {
+    bidirectional_forward<float>(params, q.view(), k.view(), v.view(), out.view(), &saved);
+    bidirectional_backward<float>(params, q.view(), k.view(), v.view(), out.view(), dout.view(),
+                                  saved, dq.view(), dk.view(), dv.view());
+  }
+  Results<float> r{out.get(), dq.get(), dk.get(), dv.get()};
+  for (const Buffer* buffer : {&q, &k, &v, &dout, &out, &dq, &dk, &dv, &normalizer, &state}) {
+    r.guards_intact = r.guards_intact && buffer->guards_intact();
+  }
+  r.guards_intact = r.guards_intact && chunk_starts.back() == 0xee;
+  return r;
+}
+
+inline bool all_finite(const std::vector<float>& values) {
+  return std::all_of(values.begin(), values.end(), [](float x) { return std::isfinite(x); });
+}
+
+/// What a kernel's results are held against; computed once per problem.
+struct Judge {
+  Results<double> truth;
+  Results<float> naive;
+  double gradient_floor = 0;
+  bool compare_gradients = true;
+
+  explicit Judge(const Problem& p)
+      : truth(run_reference<double>(p)), naive(run_reference<float>(p)) {
+    // Feature gradients are differences of dout.v and dout.out, and rounding is relative to these.
+    const auto largest = [](const std::vector<float>& x) {
+      float m = 0;
+      for (float value : x) {
+        if (std::isfinite(value) && std::abs(value) < 1e20f) m = std::max(m, std::abs(value));
+      }
+      return static_cast<double>(m);
+    };
+    const double slope = std::max(p.projection.empty() ? 1.0 : largest(p.projection), largest(p.k));
+    gradient_floor = largest(p.dout) * largest(p.v) * slope *
+                     std::sqrt(resolve_scale(make_params(p, p.projection), p.spec.D));
+    // Beyond, attention is one-hot and float gradients are mostly cancellation.
+    compare_gradients = p.spec.norm <= 8;
+  }
+
+  /// Empty if the results pass, else what is wrong with them.
+  std::string verdict(const Results<float>& r) const {
+    std::string wrong;
+    const auto check = [&](const char* name, const std::vector<float>& kernel,
+                           const std::vector<float>& plain, const std::vector<double>& exact,
+                           double floor) {
+      const ErrorRatio e = error_ratio(kernel, plain, exact, floor);
+      if (!(e.ratio <= 1)) {
+        wrong += message(name, " errs ", e.ratio, " times what is allowed (", e.kernel,
+                         ", naive float ", e.naive, "); ");
+      }
+    };
+    check("out", r.out, naive.out, truth.out, 0);
+    if (compare_gradients) {
+      check("dq", r.dq, naive.dq, truth.dq, gradient_floor);
+      check("dk", r.dk, naive.dk, truth.dk, gradient_floor);
+      check("dv", r.dv, naive.dv, truth.dv, 0);
+    } else if (!all_finite(r.dq) || !all_finite(r.dk) || !all_finite(r.dv)) {
+      wrong += "a gradient is not finite; ";
+    }
+    if (!r.guards_intact) wrong += "memory outside a buffer was written; ";
+    return wrong;
+  }
+};
+
+}  // namespace favor::test
+
+#endif  // FAVOR_TESTING_H_
