@@ -53,7 +53,7 @@ double resolve_scale(const AttentionParams<T>& params, int64_t D) {
 
 /// The number added to each feature.
 template <class T>
-double resolve_eps(const AttentionParams<T>& params) {
+double resolve_feature_eps(const AttentionParams<T>& params) {
   return params.feature_eps.value_or(params.feature_map == FeatureMapKind::kRelu ? 1e-3 : 0.0);
 }
 

@@ -33,7 +33,7 @@ struct FeatureMap {
         M(params.projection == nullptr ? head_dim : params.num_features),
         D(head_dim),
         root_scale(static_cast<T>(std::sqrt(resolve_scale(params, head_dim)))),
-        eps(static_cast<T>(resolve_eps(params))),
+        eps(static_cast<T>(resolve_feature_eps(params))),
         positive(params.feature_map == FeatureMapKind::kPositive) {
     if (w != nullptr && params.num_projections > 1) w += head * M * D;
   }
