@@ -124,13 +124,10 @@ struct HeadState {
       std::copy(b, b + M, e);
       return 0;
     }
-    T r = -std::numeric_limits<T>::infinity();
+    const T none = -std::numeric_limits<T>::infinity();
+    T r = none;
     for (int64_t f = 0; f < M; ++f) r = std::max(r, b[f] + c[f]);
-    if (r == -std::numeric_limits<T>::infinity()) {
-      std::fill(e, e + M, T{0});
-    } else {
-      for (int64_t f = 0; f < M; ++f) e[f] = std::exp(b[f] + c[f] - r);
-    }
+    for (int64_t f = 0; f < M; ++f) e[f] = c[f] == none ? T{0} : std::exp(b[f] + c[f] - r);
     return r;
   }
 
