@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// `performer eval`: a model beside the empirical baseline, on a run's own test split or on any
+// file.
+#include <ATen/Parallel.h>
+
+#include <cmath>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "cli/command.h"
+#include "favor/check.h"
+#include "performer/train/checkpoint.h"
+#include "performer/train/evaluate.h"
+#include "performer/train/run_folder.h"
+
+namespace performer::cli {
+namespace {
+
+using favor::message;
+using nlohmann::json;
+
+struct EvalData {
+  SequenceSet sequences;
+  SequenceSet train;  // what the baseline's frequencies are taken from
+  std::string source;
+};
+
+const SequenceSet& split_named(const SplitSequences& splits, const std::string& name) {
+  if (name == "train") return splits.train;
+  return name == "valid" ? splits.valid : splits.test;
+}
+
+SequenceSet all_of(SplitSequences splits) {
+  SequenceSet all = std::move(splits.train);
+  for (const SequenceSet* part : {&splits.valid, &splits.test}) {
+    for (int64_t i = 0; i < part->size(); ++i) all.add((*part)[i]);
+  }
+  return all;
+}
+
+}  // namespace
+
+int run_eval(const Command& command, const std::vector<std::string>& arguments) {
+  std::string model;
+  std::string data;
+  std::string split;
+  std::string output;
+  int64_t length = 0;
+  int64_t batch_tokens = 0;
+  int64_t threads = 0;
+  bool json_wanted = false;
+  bool force = false;
+  bool quiet = false;
+  Options options(command);
+  options.add("--model", model, "run, checkpoint or model folder");
+  options.add("-i,--data", data, "FASTA file; without it the data of the model's run");
+  options.add("--split", split,
+              "train, valid, test or all; without it test of the run, all of --data");
+  options.add("--length", length, "tokens per row; 0: as in training");
+  options.add("--batch-tokens", batch_tokens, "tokens per forward pass; 0: as in training");
+  options.add("-t,--threads", threads, "0: all cores");
+  options.add("-o,--output", output, "file instead of standard output");
+  options.add("--json", json_wanted, "JSON instead of a table");
+  options.add("--force", force, "replace an existing file");
+  options.add("--quiet", quiet, "no log");
+  if (!options.parse(arguments)) {
+    std::fputs(options.help().c_str(), stdout);
+    return 0;
+  }
+  if (split.empty()) split = data.empty() ? "test" : "all";
+  try {
+    FAVOR_CHECK(!model.empty(), "--model is missing, expected a run, checkpoint or model folder");
+    FAVOR_CHECK(split == "train" || split == "valid" || split == "test" || split == "all",
+                "--split is '", split, "', expected train, valid, test or all");
+    FAVOR_CHECK(threads >= 0 && threads <= 1024, "--threads is ", threads,
+                ", expected 0 (all cores) to 1024");
+    FAVOR_CHECK(length == 0 || length >= 2, "--length is ", length, ", expected 0 or at least 2");
+    FAVOR_CHECK(batch_tokens >= 0, "--batch-tokens is ", batch_tokens, ", expected at least 0");
+  } catch (const favor::Error& error) {
+    throw UsageError(message("eval: ", error.what()));
+  }
+  check_writable(output, force);
+  RunReport report(command, arguments, quiet);
+  if (threads > 0) at::set_num_threads(static_cast<int>(threads));
+  LoadedModel loaded = load_model(model);
+  const std::optional<TrainConfig> run = find_run_config(model);
+
+  TrainConfig config = run.value_or(TrainConfig());
+  config.model = loaded.model->config();
+  if (!run) config.data.length = config.model.max_length;
+  if (length > 0) config.data.length = length;
+  if (batch_tokens > 0) config.data.batch_tokens = batch_tokens;
+  config.data.batch_tokens = std::max(config.data.batch_tokens, config.data.length);
+  if (data.empty() && (!run || run->data.data == "-")) {
+    throw std::runtime_error(message("eval: --data is missing, expected a FASTA file (", model,
+                                     " belongs to no run whose data could be read again)"));
+  }
+  const auto read = [&](const std::string& path) {
+    SplitSequences splits = read_fasta_splits({path}, loaded.tokenizer, config.split_options());
+    if (!quiet) std::fprintf(stderr, "%s: %s\n", path.c_str(), splits.summary().c_str());
+    return splits;
+  };
+  const std::string source = data.empty() ? config.data.data : data;
+  SplitSequences splits = read(source);
+  SequenceSet chosen = split == "all" ? SequenceSet() : split_named(splits, split);
+  // Frequencies come from what the model was trained on, or else from the file's own training part.
+  SequenceSet train = !data.empty() && run && run->data.data != "-" && run->data.data != data
+                          ? read(run->data.data).train
+                          : splits.train;
+  if (split == "all") chosen = all_of(std::move(splits));
+
+  const BatchOptions batch_options = config.batch_options();
+  const EvalBatches batches(chosen, loaded.tokenizer, batch_options);
+  const EvalScore score = evaluate(loaded.model, batches);
+  const BaselineScore empirical =
+      EmpiricalBaseline(train, loaded.tokenizer, batch_options.objective).score(batches);
+  const EvalScore baseline = {empirical.num_targets, empirical.loss, empirical.perplexity,
+                              empirical.accuracy};
+  if (json_wanted) {
+    json object = to_json(score);
+    object["model"] = loaded.folder;
+    object["data"] = source;
+    object["split"] = split;
+    object["sequences"] = chosen.size();
+    object["baseline"] = to_json(baseline);
+    object.update(report.resources());
+    write_result(output, object.dump(2) + "\n", force);
+  } else {
+    char table[400];
+    std::snprintf(table, sizeof table,
+                  "%-20s %12s %12s %12s\n%-20s %12.4f %12.4f %10.2f %%\n"
+                  "%-20s %12.4f %12.4f %10.2f %%\n",
+                  message(split, ", ", score.num_targets, " targets").c_str(), "loss", "perplexity",
+                  "accuracy", "empirical baseline", baseline.loss, baseline.perplexity,
+                  100 * baseline.accuracy, "model", score.loss, score.perplexity,
+                  100 * score.accuracy);
+    write_result(output, table, force);
+  }
+  report.finish();
+  return 0;
+}
+
+}  // namespace performer::cli

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// The command table, and the one place where errors become messages and exit statuses: 0 success, 1
+// failure, 2 wrong usage.
+#include <cstdio>
+#include <exception>
+#include <iterator>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "cli/command.h"
+#include "favor/check.h"
+
+namespace {
+
+using performer::cli::Command;
+
+constexpr Command kCommands[] = {
+    {"info", "show versions and instruction sets, or what a model or run is made of",
+     "performer info runs/demo", performer::cli::run_info},
+    {"train", "train a model from a FASTA file",
+     "performer train --preset protein-demo --data proteins.fasta.gz --out runs/demo",
+     performer::cli::run_train},
+    {"eval", "measure perplexity and accuracy beside the empirical baseline",
+     "performer eval --model runs/demo", performer::cli::run_eval},
+    {"generate", "sample sequences from a causal model",
+     "performer generate --model runs/demo --count 3 --prompt MKT", performer::cli::run_generate},
+    {"tokenize", "turn FASTA records into token ids",
+     "performer tokenize proteins.fasta -o proteins.tsv", performer::cli::run_tokenize},
+};
+
+std::string help_text() {
+  std::string text =
+      "performer: Transformers with attention in linear time (FAVOR+)\n\n"
+      "Usage: performer COMMAND [OPTIONS]; performer COMMAND --help\n\nCommands:\n";
+  for (const Command& command : kCommands) {
+    text +=
+        favor::message("  ", command.name, std::string(10 - std::string(command.name).size(), ' '),
+                       command.summary, "\n            ", command.example, "\n");
+  }
+  return text + "\nperformer --version shows the version.\n";
+}
+
+int dispatch(const std::vector<std::string>& arguments) {
+  if (arguments.empty()) {
+    throw performer::cli::UsageError(
+        "no command given, expected one of info, train, eval, generate, "
+        "tokenize (performer --help)");
+  }
+  const std::string& name = arguments.front();
+  if (name == "--help" || name == "-h" || name == "help") {
+    std::fputs(help_text().c_str(), stdout);
+    return 0;
+  }
+  if (name == "--version") {
+    std::printf("performer %s (%s)\n", performer::cli::version().c_str(),
+                performer::cli::revision().c_str());
+    return 0;
+  }
+  std::vector<std::string> names;
+  for (const Command& command : kCommands) {
+    if (name == command.name) return command.run(command, {arguments.begin() + 1, arguments.end()});
+    names.push_back(command.name);
+  }
+  throw performer::cli::UsageError(favor::message("unknown command '", name, "', did you mean ",
+                                                  performer::nearest_name(name, names),
+                                                  "? (performer --help)"));
+}
+
+int fail(const std::string& text, int status) {
+  // One line, whatever a library put into its message.
+  const size_t end = text.find('\n');
+  std::fprintf(stderr, "performer: error: %s\n", text.substr(0, end).c_str());
+  return status;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return dispatch({argv + 1, argv + argc});
+  } catch (const performer::cli::UsageError& error) {
+    return fail(error.what(), 2);
+  } catch (const std::bad_alloc&) {
+    return fail("out of memory", 1);
+  } catch (const std::exception& error) {
+    return fail(error.what(), 1);
+  }
+}

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// Saving and loading models and checkpoints. A checkpoint is a folder `checkpoint-<step>` inside a
+// run: a model (config.json, model.safetensors, vocab.txt) and what continues it
+// (optimizer.safetensors, trainer_state.json). It appears under its name only when complete.
+#ifndef PERFORMER_TRAIN_CHECKPOINT_H_
+#define PERFORMER_TRAIN_CHECKPOINT_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "performer/data/batches.h"
+#include "performer/data/tokenizer.h"
+#include "performer/models/models.h"
+
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace performer {
+
+/// What a run must know beside weights and optimiser to continue as if it had never stopped.
+struct TrainerState {
+  int64_t step = 0;           ///< optimiser steps done
+  int64_t tokens = 0;         ///< seen so far, padding left out
+  double elapsed_s = 0;       ///< spent so far, evaluations included
+  BatchPosition data;         ///< next batch
+  uint32_t redraw_index = 0;  ///< of the random matrices
+  int64_t best_step = -1;     ///< of the lowest validation loss, -1: none yet
+  double best_loss = 0;
+  double window_loss = 0;  ///< summed over the targets since the last line of metrics
+  int64_t window_targets = 0;
+  std::vector<uint8_t> rng;  ///< torch's CPU generator
+};
+
+/// A model read from disk.
+struct LoadedModel {
+  LanguageModel model{nullptr};
+  Tokenizer tokenizer = Tokenizer::protein();
+  int64_t start_token = 0;  ///< opens a stream in generation
+  std::string folder;       ///< where it was found
+};
+
+/// Writes `<run>/checkpoint-<step>` through a temporary folder, synced and renamed; replaces an
+/// existing one. Returns its path.
+std::string save_checkpoint(const std::string& run, LanguageModel& model,
+                            const Tokenizer& tokenizer, int64_t start_token,
+                            torch::optim::Optimizer& optimizer, const TrainerState& state);
+
+/// Restores weights, matrices and optimiser, and returns the rest. The generator is left to the
+/// caller. Throws std::runtime_error naming the checkpoint when anything is missing or damaged.
+TrainerState load_checkpoint(const std::string& path, LanguageModel& model,
+                             torch::optim::Optimizer& optimizer);
+
+/// Reads config.json, vocab.txt and model.safetensors of model_folder(path). Missing, unexpected or
+/// mis-shaped tensors are an error that names them with both shapes.
+LoadedModel load_model(const std::string& path);
+
+/// Copies the tensors of a model.safetensors into `model`. With `matrices_too` false the random
+/// matrices keep the values of `model`, whatever the file holds; all other tensors must agree in
+/// name, type and shape. Throws std::runtime_error otherwise.
+void load_weights(const std::string& file, LanguageModel& model, bool matrices_too);
+
+}  // namespace performer
+
+#endif  // PERFORMER_TRAIN_CHECKPOINT_H_

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "performer/train/evaluate.h"
+
+#include <torch/types.h>
+
+#include <cmath>
+
+#include "favor/check.h"
+
+namespace performer {
+
+BatchTensors to_tensors(const Batch& batch, bool causal) {
+  const std::vector<int64_t> shape = {batch.rows, batch.length};
+  // The tensors are only read; from_blob has no read-only form.
+  const auto view = [&](const void* data, torch::ScalarType type) {
+    return torch::from_blob(const_cast<void*>(data), shape, type);
+  };
+  BatchTensors tensors;
+  tensors.tokens = view(batch.tokens.data(), torch::kInt64);
+  tensors.targets = view(batch.targets.data(), torch::kInt64);
+  // Padding stands at the end of a row, where no earlier position of a causal model sees it.
+  if (!causal && batch.num_tokens < batch.rows * batch.length) {
+    tensors.padding = view(batch.padding.data(), torch::kBool);
+  }
+  return tensors;
+}
+
+torch::Tensor summed_loss(const torch::Tensor& logits, const torch::Tensor& targets) {
+  return torch::cross_entropy_loss(logits.flatten(0, 1), targets.flatten(), {},
+                                   torch::Reduction::Sum, /*ignore_index=*/-1);
+}
+
+EvalScore evaluate(LanguageModel& model, const EvalBatches& batches) {
+  torch::NoGradGuard no_grad;
+  const bool was_training = model->is_training();
+  model->eval();
+  EvalScore score;
+  double loss = 0;
+  int64_t correct = 0;
+  for (int64_t i = 0; i < batches.size(); ++i) {
+    const Batch batch = batches.batch(i);
+    if (batch.num_targets == 0) continue;
+    const BatchTensors tensors = to_tensors(batch, model->config().causal);
+    const torch::Tensor logits = model->forward(tensors.tokens, tensors.padding);
+    loss += summed_loss(logits, tensors.targets).item<double>();
+    // A place without target holds -1, which no argmax equals.
+    correct += logits.argmax(-1).eq(tensors.targets).sum().item<int64_t>();
+    score.num_targets += batch.num_targets;
+  }
+  model->train(was_training);
+  FAVOR_CHECK(score.num_targets > 0, "evaluate: the data holds no target, expected at least one");
+  score.loss = loss / double(score.num_targets);
+  score.perplexity = std::exp(score.loss);
+  score.accuracy = double(correct) / double(score.num_targets);
+  return score;
+}
+
+}  // namespace performer

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scores of a language model on prepared batches.
+#ifndef PERFORMER_TRAIN_EVALUATE_H_
+#define PERFORMER_TRAIN_EVALUATE_H_
+
+#include "performer/data/batches.h"
+#include "performer/models/models.h"
+#include "performer/train/metrics.h"
+
+namespace performer {
+
+/// Tensors of a batch, on its memory: the batch must outlive them.
+struct BatchTensors {
+  torch::Tensor tokens;   // [rows, length]
+  torch::Tensor targets;  // [rows, length], -1 = none
+  torch::Tensor padding;  // [rows, length] bool, undefined where the model does not need it
+};
+BatchTensors to_tensors(const Batch& batch, bool causal);
+
+/// Negative log-likelihood summed over the targets of a batch, a scalar with gradient.
+torch::Tensor summed_loss(const torch::Tensor& logits, const torch::Tensor& targets);
+
+/// Mean loss, perplexity and accuracy over all targets. Runs without dropout and draws no random
+/// number; the model's mode is restored. Throws favor::Error when the batches hold no target.
+EvalScore evaluate(LanguageModel& model, const EvalBatches& batches);
+
+}  // namespace performer
+
+#endif  // PERFORMER_TRAIN_EVALUATE_H_

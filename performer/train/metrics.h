@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a run says while it goes on: metrics.jsonl for programs, a progress line for people. No
+// torch here.
+#ifndef PERFORMER_TRAIN_METRICS_H_
+#define PERFORMER_TRAIN_METRICS_H_
+
+#include <cstdint>
+#include <cstdio>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+namespace performer {
+
+/// One line per log_interval. Loss in nats per target, averaged over the steps since the last line.
+struct TrainMetrics {
+  int64_t step = 0;
+  int64_t tokens = 0;  ///< seen since the start of the run, padding left out
+  double loss = 0;
+  double lr = 0;
+  double grad_norm = 0;  ///< before clipping, of the last step
+  double tokens_per_s = 0;
+  double elapsed_s = 0;
+};
+
+/// Token-weighted score of a model on a set.
+struct EvalScore {
+  int64_t num_targets = 0;
+  double loss = 0;        ///< mean negative log-likelihood in nats
+  double perplexity = 0;  ///< exp(loss)
+  double accuracy = 0;    ///< 0 to 1
+};
+nlohmann::json to_json(const EvalScore& score);
+
+/// One line per evaluation: the model beside the empirical baseline on the same targets.
+struct EvalMetrics {
+  int64_t step = 0;
+  std::string split;  ///< valid or test
+  EvalScore model;
+  EvalScore baseline;
+};
+
+/// The lines of metrics.jsonl: keys `step, tokens, loss, lr, grad_norm, tokens_per_s, elapsed_s` in
+/// this order, or `step, split, targets, loss, perplexity, accuracy, baseline_loss,
+/// baseline_perplexity, baseline_accuracy`.
+std::string to_line(const TrainMetrics& metrics);
+std::string to_line(const EvalMetrics& metrics);
+
+/// metrics.jsonl, appended line by line. All failures are std::runtime_error naming the file.
+class MetricsFile {
+ public:
+  /// Keeps of an existing file the lines up to `last_step` that belong to the course of the run
+  /// (the test line at its end does not); -1 starts an empty file.
+  MetricsFile(const std::string& path, int64_t last_step);
+  ~MetricsFile();
+  MetricsFile(const MetricsFile&) = delete;
+  MetricsFile& operator=(const MetricsFile&) = delete;
+
+  void write(const std::string& line);
+
+ private:
+  std::string path_;
+  std::FILE* file_ = nullptr;
+};
+
+/// Progress on stderr: a bar rewritten in place on a terminal, plain lines elsewhere.
+class Progress {
+ public:
+  Progress(bool quiet, bool terminal) : quiet_(quiet), terminal_(terminal) {}
+  ~Progress() { clear(); }
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  /// `progress` is the share of the run that is over, `run_s` the seconds spent on it so far.
+  void update(const TrainMetrics& metrics, double progress, double run_s);
+  /// A message of its own, above the bar.
+  void say(const std::string& text);
+
+ private:
+  void clear();
+
+  bool quiet_;
+  bool terminal_;
+  bool drawn_ = false;
+};
+
+/// "1:02:03" or "2:03".
+std::string format_duration(double seconds);
+
+}  // namespace performer
+
+#endif  // PERFORMER_TRAIN_METRICS_H_

@@ -1,0 +1,381 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "performer/train/trainer.h"
+
+#include <ATen/Parallel.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/adamw.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+#include "favor/check.h"
+#include "performer/data/atomic_file.h"
+#include "performer/train/checkpoint.h"
+#include "performer/train/evaluate.h"
+#include "performer/train/run_folder.h"
+#include "performer/train/schedule.h"
+
+namespace performer {
+namespace {
+
+namespace fs = std::filesystem;
+using favor::message;
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+std::vector<uint8_t> rng_state() {
+  const torch::Tensor state = at::globalContext().defaultGenerator(at::kCPU).get_state();
+  const auto* bytes = state.data_ptr<uint8_t>();
+  return {bytes, bytes + state.numel()};
+}
+
+void set_rng_state(const std::vector<uint8_t>& bytes) {
+  torch::Tensor state = torch::empty({static_cast<int64_t>(bytes.size())}, torch::kUInt8);
+  std::memcpy(state.data_ptr(), bytes.data(), bytes.size());
+  at::globalContext().defaultGenerator(at::kCPU).set_state(state);
+}
+
+// Matrices decay; biases, norms and the position table, whose scale matters, do not.
+torch::optim::AdamW make_optimizer(LanguageModel& model, const OptimizerConfig& config) {
+  std::vector<torch::Tensor> decayed;
+  std::vector<torch::Tensor> plain;
+  for (const auto& item : model->named_parameters()) {
+    const bool is_table = item.key().find("position") != std::string::npos;
+    (item.value().dim() >= 2 && !is_table ? decayed : plain).push_back(item.value());
+  }
+  const auto options = [&](double weight_decay) {
+    return std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions(config.lr)
+                                                            .betas({config.beta1, config.beta2})
+                                                            .eps(config.adam_eps)
+                                                            .weight_decay(weight_decay));
+  };
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  groups.emplace_back(decayed, options(config.weight_decay));
+  groups.emplace_back(plain, options(0));
+  return torch::optim::AdamW(groups, torch::optim::AdamWOptions(config.lr));
+}
+
+LanguageModel make_model(const TrainConfig& config) {
+  torch::manual_seed(config.run.seed);
+  LanguageModel model(config.model);
+  if (!config.run.init_from.empty()) {
+    const std::string folder = model_folder(config.run.init_from);
+    // Matrices move along only where they are the very same kind; otherwise they are drawn.
+    TrainConfig source;
+    source.model = read_model_config(folder).config;
+    bool same = true;
+    for (const Field& field : train_fields()) {
+      if (field.group == "Attention") same = same && field.text(source) == field.text(config);
+    }
+    load_weights((fs::path(folder) / "model.safetensors").string(), model, same);
+  }
+  return model;
+}
+
+class Trainer {
+ public:
+  Trainer(const TrainConfig& config, const TrainHooks& hooks)
+      : config_(config),
+        hooks_(hooks),
+        progress_(config.run.quiet, hooks.terminal),
+        tokenizer_(Tokenizer::protein()),
+        data_(read_fasta_splits({config.data.data}, tokenizer_, config.split_options())),
+        valid_(config.run.eval_tokens > 0
+                   ? data_.valid.sample(config.run.eval_tokens, config.data.split_seed)
+                   : data_.valid),
+        batches_(data_.train, tokenizer_, config.batch_options()),
+        valid_batches_(valid_, tokenizer_, config.batch_options()),
+        baseline_(data_.train, tokenizer_, config.batch_options().objective),
+        model_(make_model(config)),
+        optimizer_(make_optimizer(model_, config.optimizer)) {
+    progress_.say(data_.summary());
+    for (const torch::Tensor& parameter : model_->parameters()) {
+      result_.num_parameters += parameter.numel();
+    }
+    progress_.say(message(result_.num_parameters, " parameters, ", at::get_num_threads(),
+                          " threads, ", batches_.batches_in_epoch(), " batches per epoch"));
+  }
+
+  TrainResult run(const std::optional<std::string>& checkpoint) {
+    if (checkpoint) resume(*checkpoint);
+    MetricsFile metrics((fs::path(config_.run.out) / "metrics.jsonl").string(),
+                        checkpoint ? state_.step : -1);
+    metrics_ = &metrics;
+    start_ = Clock::now();
+    earlier_s_ = state_.elapsed_s;
+    const int64_t first_tokens = state_.tokens;
+    window_start_ = start_;
+    window_first_token_ = state_.tokens;
+
+    model_->train();
+    while (!over()) {
+      step();
+      const bool due =
+          config_.run.eval_interval > 0 && state_.step % config_.run.eval_interval == 0;
+      const bool best = due && validate();
+      if (best || (config_.run.save_interval > 0 && state_.step % config_.run.save_interval == 0)) {
+        save();
+      }
+      if (hooks_.should_stop && hooks_.should_stop()) {
+        result_.interrupted = true;
+        break;
+      }
+    }
+    const double trained_s = seconds_since(start_) - paused_s_;
+    result_.tokens_per_s = trained_s > 0 ? double(state_.tokens - first_tokens) / trained_s : 0;
+    finish();
+    return result_;
+  }
+
+ private:
+  double elapsed_s() const { return earlier_s_ + seconds_since(start_); }
+
+  double progress() const { return run_progress(config_.run, state_.step, elapsed_s()); }
+
+  bool over() const {
+    return state_.step >= config_.run.max_steps ||
+           (config_.run.max_minutes > 0 && elapsed_s() >= 60 * config_.run.max_minutes);
+  }
+
+  // What follows a checkpoint must not depend on when it was written, so nothing is reset here.
+  void resume(const std::string& checkpoint) {
+    state_ = load_checkpoint(checkpoint, model_, optimizer_);
+    batches_.seek(state_.data);
+    set_rng_state(state_.rng);
+    last_checkpoint_ = checkpoint;
+    saved_step_ = state_.step;
+    progress_.say(message("resumed from ", checkpoint));
+  }
+
+  void step() {
+    std::vector<Batch> batches;
+    int64_t num_targets = 0;
+    while (std::ssize(batches) < config_.optimizer.accumulate) {
+      Batch batch = batches_.next();
+      // Masks may leave a small batch without a target.
+      if (batch.num_targets == 0) continue;
+      num_targets += batch.num_targets;
+      state_.tokens += batch.num_tokens;
+      batches.push_back(std::move(batch));
+    }
+    lr_ = learning_rate(config_.optimizer, state_.step, progress());
+    for (auto& group : optimizer_.param_groups()) group.options().set_lr(lr_);
+
+    optimizer_.zero_grad();
+    double loss = 0;
+    for (const Batch& batch : batches) {
+      const BatchTensors tensors = to_tensors(batch, config_.model.causal);
+      const torch::Tensor summed =
+          summed_loss(model_->forward(tensors.tokens, tensors.padding), tensors.targets);
+      loss += summed.item<double>();
+      if (!std::isfinite(loss)) stop_not_finite("loss", loss);
+      (summed / double(num_targets)).backward();
+    }
+    const double limit =
+        config_.optimizer.clip > 0 ? config_.optimizer.clip : std::numeric_limits<double>::max();
+    grad_norm_ = torch::nn::utils::clip_grad_norm_(model_->parameters(), limit);
+    if (!std::isfinite(grad_norm_)) stop_not_finite("gradient norm", grad_norm_);
+    optimizer_.step();
+
+    ++state_.step;
+    state_.data = batches_.position();
+    state_.window_loss += loss;
+    state_.window_targets += num_targets;
+    const int64_t redraw = config_.model.attention.redraw_interval;
+    if (config_.model.attention.method == AttentionMethod::kFavor && redraw > 0 &&
+        state_.step % redraw == 0) {
+      model_->redraw(++state_.redraw_index);
+    }
+    if (state_.step % config_.run.log_interval == 0) log();
+  }
+
+  [[noreturn]] void stop_not_finite(const char* what, double value) const {
+    throw std::runtime_error(message(
+        "train: ", what, " is ", value, " in step ", state_.step + 1, ", expected a finite number",
+        " (lr ", lr_,
+        "; last good checkpoint: ", last_checkpoint_.empty() ? "none" : last_checkpoint_, ")"));
+  }
+
+  void log() {
+    TrainMetrics metrics;
+    metrics.step = state_.step;
+    metrics.tokens = state_.tokens;
+    metrics.loss = state_.window_loss / double(state_.window_targets);
+    metrics.lr = lr_;
+    metrics.grad_norm = grad_norm_;
+    metrics.elapsed_s = elapsed_s();
+    const double window_s = std::max(seconds_since(window_start_), 1e-9);
+    metrics.tokens_per_s = double(state_.tokens - window_first_token_) / window_s;
+    metrics_->write(to_line(metrics));
+    progress_.update(metrics, progress(), metrics.elapsed_s);
+    state_.window_loss = 0;
+    state_.window_targets = 0;
+    window_start_ = Clock::now();
+    window_first_token_ = state_.tokens;
+  }
+
+  // Time spent on anything but steps, kept out of the tokens per second.
+  template <class Body>
+  auto paused(Body body) {
+    const auto start = Clock::now();
+    auto value = body();
+    const auto spent = Clock::now() - start;
+    paused_s_ += std::chrono::duration<double>(spent).count();
+    window_start_ += spent;
+    return value;
+  }
+
+  EvalMetrics measure(const std::string& split, const EvalBatches& batches) {
+    return paused([&] {
+      const BaselineScore baseline = baseline_.score(batches);
+      EvalMetrics metrics;
+      metrics.step = state_.step;
+      metrics.split = split;
+      metrics.model = evaluate(model_, batches);
+      metrics.baseline = {baseline.num_targets, baseline.loss, baseline.perplexity,
+                          baseline.accuracy};
+      metrics_->write(to_line(metrics));
+      progress_.say(message(split, " at step ", state_.step, ": perplexity ",
+                            metrics.model.perplexity, " (baseline ", metrics.baseline.perplexity,
+                            "), accuracy ", 100 * metrics.model.accuracy, " % (baseline ",
+                            100 * metrics.baseline.accuracy, " %)"));
+      return metrics;
+    });
+  }
+
+  // Returns whether the loss is the lowest so far.
+  bool validate() {
+    if (valid_.size() == 0) return false;
+    result_.valid = measure("valid", valid_batches_);
+    const double loss = result_.valid->model.loss;
+    if (state_.best_step >= 0 && loss >= state_.best_loss) return false;
+    state_.best_step = state_.step;
+    state_.best_loss = loss;
+    return true;
+  }
+
+  void save() {
+    if (saved_step_ == state_.step) return;
+    paused([&] {
+      state_.elapsed_s = elapsed_s();
+      state_.rng = rng_state();
+      state_.data = batches_.position();
+      last_checkpoint_ =
+          save_checkpoint(config_.run.out, model_, tokenizer_,
+                          start_token(config_.data.windowing, tokenizer_), optimizer_, state_);
+      saved_step_ = state_.step;
+      prune_checkpoints(config_.run.out, config_.run.keep_checkpoints, state_.best_step);
+      return 0;
+    });
+  }
+
+  void finish() {
+    const bool validated = result_.valid && result_.valid->step == state_.step;
+    if (!result_.interrupted && !validated) validate();
+    save();
+    if (!result_.interrupted && data_.test.size() > 0) {
+      result_.test = measure("test", EvalBatches(data_.test, tokenizer_, config_.batch_options()));
+    }
+    result_.steps = state_.step;
+    result_.tokens = state_.tokens;
+    result_.elapsed_s = elapsed_s();
+    result_.checkpoint = last_checkpoint_;
+    result_.best_step = state_.best_step;
+  }
+
+  TrainConfig config_;
+  TrainHooks hooks_;
+  Progress progress_;
+  Tokenizer tokenizer_;
+  SplitSequences data_;
+  SequenceSet valid_;
+  TrainBatches batches_;
+  EvalBatches valid_batches_;
+  EmpiricalBaseline baseline_;
+  LanguageModel model_;
+  torch::optim::AdamW optimizer_;
+  MetricsFile* metrics_ = nullptr;
+  TrainResult result_;
+  TrainerState state_;
+  std::string last_checkpoint_;
+  int64_t saved_step_ = -1;
+  double lr_ = 0;
+  double grad_norm_ = 0;
+  Clock::time_point start_;
+  Clock::time_point window_start_;
+  int64_t window_first_token_ = 0;
+  double earlier_s_ = 0;
+  double paused_s_ = 0;
+};
+
+// The checkpoint to continue from, if any. Leaves the folder of the run ready to be written to.
+std::optional<std::string> prepare_folder(const RunConfig& run, Progress& progress) {
+  const fs::path out = run.out;
+  std::optional<std::string> checkpoint;
+  if (run.resume == "auto") {
+    checkpoint = newest_checkpoint(
+        run.out, [&](const std::string& text) { progress.say("warning: " + text); });
+  } else if (!run.resume.empty()) {
+    if (const auto problem = checkpoint_problem(run.resume)) {
+      throw std::runtime_error(
+          message("--resume: ", run.resume, " is not a complete checkpoint: ", *problem));
+    }
+    checkpoint = run.resume;
+  }
+  if (checkpoint) return checkpoint;
+  if (fs::exists(out) && !fs::is_directory(out)) {
+    throw std::runtime_error(message("--out: ", run.out, " is a file, expected a folder"));
+  }
+  const bool has_run = fs::exists(out / "config.json") || fs::exists(out / "metrics.jsonl") ||
+                       !checkpoint_steps(run.out).empty();
+  if (has_run && run.resume.empty()) {
+    if (!run.force) {
+      throw std::runtime_error(message("--out: ", run.out,
+                                       " holds a run already, expected a new folder (--resume auto "
+                                       "continues it, --force replaces it)"));
+    }
+    for (const int64_t step : checkpoint_steps(run.out)) {
+      fs::remove_all(checkpoint_path(run.out, step));
+    }
+    for (const char* name : {"config.json", "metrics.jsonl", "run.json"}) fs::remove(out / name);
+  }
+  std::error_code error;
+  fs::create_directories(out, error);
+  if (error) {
+    throw std::runtime_error(message("--out: ", run.out, " cannot be created: ", error.message()));
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+TrainResult train(const TrainConfig& config, const TrainHooks& hooks) {
+  config.check();
+  FAVOR_CHECK(!config.data.data.empty(), "--data is empty, expected a FASTA file");
+  FAVOR_CHECK(!config.run.out.empty(), "--out is empty, expected a folder for the run");
+  if (config.run.threads > 0) at::set_num_threads(static_cast<int>(config.run.threads));
+  std::optional<std::string> checkpoint;
+  {
+    Progress progress(config.run.quiet, hooks.terminal);
+    checkpoint = prepare_folder(config.run, progress);
+  }
+  Trainer trainer(config, hooks);
+  const fs::path out = config.run.out;
+  write_file_atomically((out / "config.json").string(), to_json(config).dump(2) + "\n");
+  if (!hooks.provenance.empty()) {
+    write_file_atomically((out / "run.json").string(), hooks.provenance + "\n");
+  }
+  return trainer.run(checkpoint);
+}
+
+}  // namespace performer
