@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+// Parity: every public float entry point, on every instruction set and thread count, held against
+// the double reference with the naive float code as its budget of error.
+#include "favor/attention.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "favor/parallel.h"
+#include "favor/plan.h"
+#include "favor/testing.h"
+
+namespace favor {
+namespace {
+
+using test::Case;
+using test::Judge;
+using test::Layout;
+using test::MaskKind;
+using test::Problem;
+using test::ProjectionUse;
+using test::Results;
+
+// Scratch memory is NaN whenever a kernel receives it, in every test of this executable.
+class PoisonScratch : public ::testing::Environment {
+ public:
+  void SetUp() override { set_poison_scratch(true); }
+};
+const auto* const kPoison = ::testing::AddGlobalTestEnvironment(new PoisonScratch);
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+}
+
+void expect_parity(const Case& spec) {
+  SCOPED_TRACE(spec.name());
+  const Problem problem = test::make_problem(spec);
+  const Judge judge(problem);
+  test::for_each_isa([&](const char* isa) {
+    SCOPED_TRACE(isa);
+    set_num_threads(1);
+    const Results<float> single = test::run_kernel(problem);
+    EXPECT_EQ(judge.verdict(single), "");
+    for (const int threads : {2, 3}) {
+      set_num_threads(threads);
+      const Results<float> several = test::run_kernel(problem);
+      EXPECT_TRUE(same_bits(single.out, several.out)) << threads << " threads";
+      EXPECT_TRUE(same_bits(single.dq, several.dq)) << threads << " threads";
+      EXPECT_TRUE(same_bits(single.dk, several.dk)) << threads << " threads";
+      EXPECT_TRUE(same_bits(single.dv, several.dv)) << threads << " threads";
+    }
+    set_num_threads(1);
+  });
+}
+
+template <class T, size_t N>
+T pick(RandomStream& rng, const T (&values)[N]) {
+  return values[rng.below(N)];
+}
+
+// Cuts [0, length) at `pieces - 1` random places; some pieces are empty.
+std::vector<int64_t> random_offsets(RandomStream& rng, int64_t length, int pieces) {
+  std::vector<int64_t> offsets{0, length};
+  for (int i = 1; i < pieces; ++i) offsets.push_back(rng.below(length + 1));
+  offsets.push_back(offsets[2]);  // at least one empty segment
+  std::sort(offsets.begin(), offsets.end());
+  return offsets;
+}
+
+constexpr int64_t kLengths[] = {0, 1, 2, 7, 31, 63, 64, 65, 100, 127, 128, 129};
+constexpr int64_t kDims[] = {1, 3, 8, 17, 64};
+constexpr int64_t kFeatures[] = {1, 5, 16, 37, 256};
+constexpr double kNorms[] = {0.01, 0.5, 1, 1, 4, 8, 30, 1000};
+
+// A random walk over the grid, so that all pairs of values meet within some hundred cases.
+Case random_case(uint64_t index, bool causal) {
+  RandomStream rng(index, causal);
+  Case c;
+  c.seed = index;
+  c.causal = causal;
+  c.feature_map = rng.below(3) == 0 ? FeatureMapKind::kRelu : FeatureMapKind::kPositive;
+  c.L = pick(rng, kLengths);
+  c.S = rng.below(2) == 0 ? c.L : pick(rng, kLengths);
+  c.D = pick(rng, kDims);
+  c.E = pick(rng, kDims);
+  c.M = pick(rng, kFeatures);
+  c.norm = pick(rng, kNorms);
+  c.B = 1 + rng.below(2);
+  c.H = 1 + rng.below(3);
+  constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kMisaligned, Layout::kTransposed,
+                                 Layout::kExpanded};
+  c.layout = pick(rng, kLayouts);
+  constexpr MaskKind kMasks[] = {MaskKind::kNone, MaskKind::kNone, MaskKind::kRandom,
+                                 MaskKind::kLeft, MaskKind::kItem};
+  c.mask = pick(rng, kMasks);
+  c.projection = rng.below(3) == 0 ? ProjectionUse::kPerHead : ProjectionUse::kShared;
+  if (c.feature_map == FeatureMapKind::kRelu && rng.below(2) == 0) {
+    c.projection = ProjectionUse::kNone;
+  }
+  if (rng.below(4) == 0) c.scale = 0.3;
+  if (c.feature_map == FeatureMapKind::kRelu && rng.below(3) == 0) c.feature_eps = 0.2;
+  if (rng.below(3) == 0) {
+    const int pieces = 1 + static_cast<int>(rng.below(4));
+    c.cu_seqlens_q = random_offsets(rng, c.L, pieces + 1);
+    c.cu_seqlens_k = random_offsets(rng, c.S, pieces + 1);
+  }
+  c.keep_state = rng.below(3) != 0;
+  return c;
+}
+
+void expect_parity_on_grid(bool causal) {
+  std::set<std::pair<int64_t, int64_t>> met;
+  for (uint64_t index = 0; index < 240; ++index) {
+    const Case c = random_case(index, causal);
+    // Wide cases cost the most and show little that narrow ones do not: every eighth is kept.
+    if (c.L * c.M * c.D * c.E > 4'000'000 && index % 8 != 0) continue;
+    met.insert({c.L, c.M});
+    expect_parity(c);
+    if (::testing::Test::HasFailure()) return;  // one broken case says enough
+  }
+  EXPECT_GE(met.size(), 45u) << "the walk has become too short to meet the grid";
+}
+
+TEST(Bidirectional, MatchesTheReferenceOnTheGrid) {
+  expect_parity_on_grid(false);
+}
+
+TEST(Causal, MatchesTheReferenceOnTheGrid) {
+  expect_parity_on_grid(true);
+}
+
+// The shape that speed is measured at, and lengths past every internal block.
+std::vector<Case> long_cases(bool causal) {
+  std::vector<Case> cases;
+  Case c;
+  c.causal = causal;
+  c.H = 1;
+  c.L = c.S = 1000;
+  c.D = c.E = 64;
+  c.M = 256;
+  cases.push_back(c);
+  c.D = 17;
+  c.E = 8;
+  c.M = 37;
+  c.L = c.S = 2100;
+  c.mask = MaskKind::kRandom;
+  c.H = 2;
+  cases.push_back(c);
+  c.keep_state = false;
+  c.norm = 4;
+  cases.push_back(c);
+  c.feature_map = FeatureMapKind::kRelu;
+  c.layout = Layout::kTransposed;
+  cases.push_back(c);
+  c.projection = ProjectionUse::kNone;
+  c.cu_seqlens_q = {0, 3, 3, 1500, 2100};
+  c.cu_seqlens_k = {0, 0, 1000, 2090, 2100};
+  cases.push_back(c);
+  c.feature_map = FeatureMapKind::kPositive;
+  c.projection = ProjectionUse::kPerHead;
+  cases.push_back(c);
+  return cases;
+}
+
+TEST(Bidirectional, MatchesTheReferenceAtLength) {
+  for (const Case& c : long_cases(false)) expect_parity(c);
+}
+
+TEST(Causal, MatchesTheReferenceAtLength) {
+  for (const Case& c : long_cases(true)) expect_parity(c);
+}
+
+// Norms that rise, fall or jump along the sequence make the stabilisers of neighbouring tokens
+// differ by more than a float's exponent can hold.
+TEST(Causal, MatchesTheReferenceForUnevenNorms) {
+  for (const int shape : {0, 1, 2, 3}) {
+    SCOPED_TRACE(shape);
+    Case spec;
+    spec.causal = true;
+    spec.L = spec.S = 150;
+    spec.D = 16;
+    spec.M = 37;
+    Problem p = test::make_problem(spec);
+    for (int64_t head = 0; head < spec.H; ++head) {
+      for (int64_t t = 0; t < spec.L; ++t) {
+        const float x = static_cast<float>(t) / static_cast<float>(spec.L);
+        const float factor = shape == 0   ? 8 * x
+                             : shape == 1 ? 8 * (1 - x)
+                             : shape == 2 ? (t % 40 == 39 ? 8.0f : 0.2f)
+                                          : (t % 2 == 0 ? 8.0f : 0.01f);
+        for (int64_t d = 0; d < spec.D; ++d) {
+          p.k[(head * spec.L + t) * spec.D + d] *= factor;
+          p.q[(head * spec.L + t) * spec.D + d] *= shape == 3 ? 8 - factor : 1;
+        }
+      }
+    }
+    const Judge judge(p);
+    test::for_each_isa([&](const char* isa) {
+      SCOPED_TRACE(isa);
+      EXPECT_EQ(judge.verdict(test::run_kernel(p)), "");
+    });
+  }
+}
+
+// double goes through the same entry points and checks.
+TEST(Double, IsTheReference) {
+  for (const bool causal : {false, true}) {
+    Case spec;
+    spec.causal = causal;
+    spec.L = spec.S = 20;
+    spec.mask = MaskKind::kRandom;
+    const Problem p = test::make_problem(spec);
+    const Results<double> expected = test::run_reference<double>(p);
+    std::vector<double> q(p.q.begin(), p.q.end()), k(p.k.begin(), p.k.end()),
+        v(p.v.begin(), p.v.end()), dout(p.dout.begin(), p.dout.end()),
+        w(p.projection.begin(), p.projection.end());
+    const auto params = test::make_params(p, w);
+    const auto view = [&](std::vector<double>& x) {
+      return contiguous_view(x.data(), spec.B, spec.H, 20, 8);
+    };
+    std::vector<double> out(q.size()), dq(q.size()), dk(q.size()), dv(q.size());
+    std::vector<double> normalizer(spec.B * spec.H * 20);
+    std::vector<uint8_t> chunk_starts(normalizer.size());
+    Saved<double> saved;
+    saved.normalizer = normalizer.data();
+    saved.chunk_starts = chunk_starts.data();
+    if (causal) {
+      causal_forward<double>(params, view(q), view(k), view(v), view(out), &saved);
+      causal_backward<double>(params, view(q), view(k), view(v), view(out), view(dout), saved,
+                              view(dq), view(dk), view(dv));
+    } else {
+      bidirectional_forward<double>(params, view(q), view(k), view(v), view(out), &saved);
+      bidirectional_backward<double>(params, view(q), view(k), view(v), view(out), view(dout),
+                                     saved, view(dq), view(dk), view(dv));
+    }
+    EXPECT_EQ(out, expected.out);
+    EXPECT_EQ(dq, expected.dq);
+    EXPECT_EQ(dk, expected.dk);
+    EXPECT_EQ(dv, expected.dv);
+  }
+}
+
+}  // namespace
+}  // namespace favor
