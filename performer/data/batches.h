@@ -5,6 +5,7 @@
 #define PERFORMER_DATA_BATCHES_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -66,41 +67,31 @@ struct BatchPosition {
 
 /// Endless training batches. Crop: each epoch visits every sequence once, in rows of similar
 /// length, a long one through one random window. Concat: each epoch joins the sequences in a new
-/// order and visits every window once. Keeps references to neither argument's owner but
-/// `sequences`, which must outlive it. Memory: 16 bytes per sequence (concat: 24).
+/// order and visits every window once. Memory: up to 32 bytes per sequence and 8 per concat window.
 class TrainBatches {
  public:
-  /// Throws favor::Error for options out of range or an empty set.
+  /// `sequences` must outlive this object. Throws favor::Error for options out of range or a set
+  /// without a token.
   TrainBatches(const SequenceSet& sequences, const Tokenizer& tokenizer,
                const BatchOptions& options);
+  /// A temporary set would be gone before the first batch.
+  TrainBatches(const SequenceSet&&, const Tokenizer&, const BatchOptions&) = delete;
+  ~TrainBatches();
+  TrainBatches(TrainBatches&&) noexcept;
+  TrainBatches& operator=(TrainBatches&&) noexcept;
 
   /// The batch at position(), which then moves on, into the next epoch after the last batch.
   Batch next();
-  BatchPosition position() const { return position_; }
+  BatchPosition position() const;
   /// Continues at `position` exactly as a run that came there by next(). Throws favor::Error for a
   /// position this data does not have.
   void seek(const BatchPosition& position);
-  /// Batches of the epoch at position(); crops make it vary slightly between epochs.
+  /// Batches of the epoch at position(); in crops it varies slightly between epochs.
   int64_t batches_in_epoch() const;
 
  private:
-  struct Piece {
-    int64_t first = 0;  // into order_ (crop) or the number of a window (concat)
-    int64_t count = 0;
-  };
-  void plan_epoch();
-  void plan_crop();
-  void plan_concat();
-  std::vector<uint8_t> crop_window(int64_t sequence) const;
-  std::vector<uint8_t> concat_window(int64_t window) const;
-
-  const SequenceSet& sequences_;
-  Tokenizer tokenizer_;
-  BatchOptions options_;
-  BatchPosition position_;
-  std::vector<int64_t> order_;   // sequences in this epoch's order
-  std::vector<int64_t> starts_;  // concat: where each of them starts in the joined stream
-  std::vector<Piece> pieces_;    // batches of this epoch
+  struct Parts;
+  std::unique_ptr<Parts> parts_;
 };
 
 /// Every token of a set exactly once, in a fixed order and with fixed masks: two evaluations of one
@@ -111,26 +102,19 @@ class EvalBatches {
   /// `sequences` must outlive this object and may be empty.
   EvalBatches(const SequenceSet& sequences, const Tokenizer& tokenizer,
               const BatchOptions& options);
+  /// A temporary set would be gone before the first batch.
+  EvalBatches(const SequenceSet&&, const Tokenizer&, const BatchOptions&) = delete;
+  ~EvalBatches();
+  EvalBatches(EvalBatches&&) noexcept;
+  EvalBatches& operator=(EvalBatches&&) noexcept;
 
-  int64_t size() const { return static_cast<int64_t>(pieces_.size()); }
+  int64_t size() const;
+  /// Throws favor::Error unless 0 <= i < size().
   Batch batch(int64_t i) const;
 
  private:
-  struct Window {
-    int64_t sequence = 0;  // concat: unused
-    int64_t start = 0;     // in begin, sequence, end (crop) or in the joined stream (concat)
-    int64_t count = 0;     // tokens, the one that is only a target included
-  };
-  struct Piece {
-    int64_t first = 0;
-    int64_t count = 0;
-  };
-  const SequenceSet& sequences_;
-  Tokenizer tokenizer_;
-  BatchOptions options_;
-  std::vector<int64_t> starts_;
-  std::vector<Window> windows_;
-  std::vector<Piece> pieces_;
+  struct Parts;
+  std::unique_ptr<Parts> parts_;
 };
 
 /// Loss of a predictor on a set of targets.

@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "performer/data/fasta.h"
+
+#include <zlib.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+#include "favor/check.h"
+
+namespace performer {
+namespace {
+
+constexpr size_t kBufferBytes = 1 << 16;
+
+enum class Kind : uint8_t { kInvalid, kResidue, kLower, kUnknown, kGap, kStop, kNumbering };
+
+constexpr std::array<Kind, 256> make_kinds() {
+  std::array<Kind, 256> kinds{};
+  for (int c = 'A'; c <= 'Z'; ++c) kinds[c] = Kind::kResidue;
+  for (int c = 'a'; c <= 'z'; ++c) kinds[c] = Kind::kLower;
+  for (int c = '0'; c <= '9'; ++c) kinds[c] = Kind::kNumbering;
+  kinds[' '] = kinds['\t'] = Kind::kNumbering;
+  kinds['J'] = Kind::kUnknown;
+  kinds['-'] = kinds['.'] = Kind::kGap;
+  kinds['*'] = Kind::kStop;
+  return kinds;
+}
+constexpr std::array<Kind, 256> kKinds = make_kinds();
+
+// Builds one sequence from its lines. Whether a stop is the trailing one shows only later.
+class Cleaner {
+ public:
+  Cleaner(std::string& sequence, FastaCounts& counts) : sequence_(sequence), counts_(counts) {
+    sequence_.clear();
+  }
+
+  // Index of the first character without meaning, or npos.
+  size_t add(std::string_view line) {
+    for (size_t i = 0; i < line.size(); ++i) {
+      const char c = line[i];
+      switch (kKinds[static_cast<unsigned char>(c)]) {
+        case Kind::kInvalid:
+          return i;
+        case Kind::kResidue:
+          residue(c);
+          break;
+        case Kind::kLower:
+          ++counts_.lowercased;
+          residue(static_cast<char>(c - 'a' + 'A'));
+          break;
+        case Kind::kUnknown:
+          residue(c);
+          break;
+        case Kind::kGap:
+          ++counts_.gaps;
+          break;
+        case Kind::kStop:
+          ++pending_stops_;
+          break;
+        case Kind::kNumbering:
+          ++counts_.numbering;
+          break;
+      }
+    }
+    return std::string_view::npos;
+  }
+
+  void finish() {
+    counts_.trailing_stops += pending_stops_;
+    counts_.residues += static_cast<int64_t>(sequence_.size());
+  }
+
+ private:
+  void residue(char c) {
+    counts_.interior_stops += pending_stops_;
+    pending_stops_ = 0;
+    const bool unknown = kKinds[static_cast<unsigned char>(c)] == Kind::kUnknown;
+    counts_.unknown += unknown ? 1 : 0;
+    sequence_ += unknown ? 'X' : c;
+  }
+
+  std::string& sequence_;
+  FastaCounts& counts_;
+  int64_t pending_stops_ = 0;
+};
+
+std::string shown(char c) {
+  if (c >= ' ' && c <= '~') return std::string("'") + c + "'";
+  std::array<char, 16> text{};
+  std::snprintf(text.data(), text.size(), "0x%02x", static_cast<unsigned>(c) & 0xffU);
+  return std::string("byte ") + text.data();
+}
+
+struct Closer {
+  void operator()(std::FILE* file) const {
+    if (file != stdin) std::fclose(file);
+  }
+};
+
+// Bytes of a plain or gzip file. Errors carry no place: the caller knows the line.
+class ByteSource {
+ public:
+  explicit ByteSource(const std::string& path) {
+    file_.reset(path == "-" ? stdin : std::fopen(path.c_str(), "rb"));
+    if (file_ == nullptr) throw std::runtime_error(failure("cannot open"));
+    refill();
+    gzip_ = input_bytes_ >= 2 && input_[0] == 0x1f && input_[1] == 0x8b;
+    if (!gzip_) return;
+    // 16 asks zlib for the gzip format, 15 is the largest window.
+    if (inflateInit2(&stream_, 16 + 15) != Z_OK) throw std::runtime_error("zlib: out of memory");
+    stream_ready_ = true;
+  }
+  ~ByteSource() {
+    if (stream_ready_) inflateEnd(&stream_);
+  }
+  ByteSource(const ByteSource&) = delete;
+  ByteSource& operator=(const ByteSource&) = delete;
+
+  // Up to `size` bytes; 0 at the end only.
+  size_t read(char* out, size_t size) { return gzip_ ? inflate_some(out, size) : copy(out, size); }
+
+ private:
+  static std::string failure(const char* what) {
+    return favor::message(what, ": ", std::strerror(errno));
+  }
+
+  bool refill() {
+    used_ = 0;
+    errno = 0;
+    input_bytes_ = std::fread(input_.data(), 1, input_.size(), file_.get());
+    if (input_bytes_ == 0 && std::ferror(file_.get()))
+      throw std::runtime_error(failure("cannot read"));
+    return input_bytes_ > 0;
+  }
+
+  size_t copy(char* out, size_t size) {
+    if (used_ == input_bytes_ && !refill()) return 0;
+    const size_t count = std::min(size, input_bytes_ - used_);
+    std::memcpy(out, input_.data() + used_, count);
+    used_ += count;
+    return count;
+  }
+
+  // Moves to the next member; false at the end of the file. Zero bytes after a member are padding.
+  bool next_member() {
+    for (;;) {
+      if (used_ == input_bytes_ && !refill()) return false;
+      if (input_[used_] != 0) break;
+      ++used_;
+    }
+    if (input_[used_] != 0x1f) throw std::runtime_error("gzip data is followed by other bytes");
+    inflateReset(&stream_);
+    member_done_ = false;
+    return true;
+  }
+
+  size_t inflate_some(char* out, size_t size) {
+    stream_.next_out = reinterpret_cast<Bytef*>(out);
+    stream_.avail_out = static_cast<uInt>(size);
+    while (stream_.avail_out == size) {
+      if (member_done_ && !next_member()) return 0;
+      if (used_ == input_bytes_ && !refill()) throw std::runtime_error("gzip data is cut off");
+      stream_.next_in = input_.data() + used_;
+      stream_.avail_in = static_cast<uInt>(input_bytes_ - used_);
+      const int result = inflate(&stream_, Z_NO_FLUSH);
+      used_ = input_bytes_ - stream_.avail_in;
+      member_done_ = result == Z_STREAM_END;
+      if (result != Z_OK && result != Z_STREAM_END && result != Z_BUF_ERROR) {
+        throw std::runtime_error(favor::message(
+            "gzip data is damaged: ", stream_.msg != nullptr ? stream_.msg : "unknown error"));
+      }
+    }
+    return size - stream_.avail_out;
+  }
+
+  std::unique_ptr<std::FILE, Closer> file_;
+  std::array<unsigned char, kBufferBytes> input_{};
+  size_t input_bytes_ = 0;
+  size_t used_ = 0;
+  bool gzip_ = false;
+  bool member_done_ = false;
+  bool stream_ready_ = false;
+  z_stream stream_{};
+};
+
+}  // namespace
+
+FastaCounts& FastaCounts::operator+=(const FastaCounts& other) {
+  records += other.records;
+  empty_records += other.empty_records;
+  residues += other.residues;
+  lowercased += other.lowercased;
+  gaps += other.gaps;
+  trailing_stops += other.trailing_stops;
+  interior_stops += other.interior_stops;
+  unknown += other.unknown;
+  numbering += other.numbering;
+  return *this;
+}
+
+std::string FastaCounts::summary() const {
+  std::string text = favor::message(records, " records, ", residues, " residues");
+  const std::pair<int64_t, const char*> changes[] = {{empty_records, "empty records"},
+                                                     {lowercased, "lower-case letters raised"},
+                                                     {gaps, "gaps removed"},
+                                                     {trailing_stops, "trailing stops removed"},
+                                                     {interior_stops, "interior stops removed"},
+                                                     {unknown, "unknown letters (J) made X"},
+                                                     {numbering, "digits and blanks removed"}};
+  for (const auto& [count, what] : changes) {
+    if (count > 0) text += favor::message(", ", count, " ", what);
+  }
+  return text;
+}
+
+std::string clean_residues(std::string_view text, FastaCounts& counts) {
+  std::string sequence;
+  Cleaner cleaner(sequence, counts);
+  const size_t bad = cleaner.add(text);
+  FAVOR_CHECK(bad == std::string_view::npos, "sequence: character ", bad + 1, " is ",
+              shown(text[bad]), ", expected a letter, '*', '-' or '.'");
+  cleaner.finish();
+  return sequence;
+}
+
+struct FastaReader::Parts {
+  explicit Parts(const std::string& path) : name(path == "-" ? "standard input" : path) {
+    try {
+      source = std::make_unique<ByteSource>(path);
+    } catch (const std::runtime_error& error) {
+      throw std::runtime_error(favor::message(name, ": ", error.what()));
+    }
+  }
+
+  template <class... Args>
+  [[noreturn]] void fail(int64_t at, const Args&... args) const {
+    throw std::runtime_error(favor::message(name, ":", at, ": ", args...));
+  }
+
+  bool fill() {
+    used = 0;
+    try {
+      bytes = source->read(buffer.data(), buffer.size());
+    } catch (const std::runtime_error& error) {
+      fail(line_number, error.what());
+    }
+    return bytes > 0;
+  }
+
+  // Checks while it appends, so that a binary file fails at once instead of filling the memory.
+  void append(std::string& line, std::string_view piece) const {
+    for (const char c : piece) {
+      const auto byte = static_cast<unsigned char>(c);
+      const bool text = (byte >= 0x20 && byte < 0x7f) || c == '\t' || c == '\r';
+      const bool bom = line_number == 1 && byte >= 0x80;  // judged once the line is complete
+      if (!text && !bom) fail(line_number, shown(c), " is not ASCII text");
+    }
+    line += piece;
+  }
+
+  // The next line without its end; false after the last.
+  bool read_line(std::string& line) {
+    line.clear();
+    ++line_number;
+    bool any = false;
+    for (;;) {
+      if (used == bytes && !fill()) {
+        if (!any) return false;
+        break;
+      }
+      any = true;
+      const char* begin = buffer.data() + used;
+      const auto* end = static_cast<const char*>(std::memchr(begin, '\n', bytes - used));
+      const size_t count = end != nullptr ? static_cast<size_t>(end - begin) : bytes - used;
+      append(line, {begin, count});
+      used += count + (end != nullptr ? 1 : 0);
+      if (end != nullptr) break;
+    }
+    if (!line.empty() && line.back() == '\r') line.pop_back();
+    if (line_number == 1) {
+      if (line.starts_with("\xef\xbb\xbf")) line.erase(0, 3);
+      for (const char c : line) {
+        if (static_cast<unsigned char>(c) >= 0x80) fail(1, shown(c), " is not ASCII text");
+      }
+    }
+    if (line.find('\r') != std::string::npos) fail(line_number, "carriage return inside a line");
+    return true;
+  }
+
+  std::string name;
+  std::unique_ptr<ByteSource> source;
+  std::array<char, kBufferBytes> buffer{};
+  size_t bytes = 0;
+  size_t used = 0;
+  int64_t line_number = 0;  // of the last line read
+  std::string header;       // of the next record
+  int64_t header_line = 0;  // 0 before the first record
+  bool done = false;
+  FastaCounts counts;
+};
+
+FastaReader::FastaReader(const std::string& path) : parts_(std::make_unique<Parts>(path)) {}
+FastaReader::~FastaReader() = default;
+FastaReader::FastaReader(FastaReader&&) noexcept = default;
+FastaReader& FastaReader::operator=(FastaReader&&) noexcept = default;
+
+const FastaCounts& FastaReader::counts() const {
+  return parts_->counts;
+}
+
+bool FastaReader::next(FastaRecord& record) {
+  Parts& in = *parts_;
+  if (in.done) return false;
+  std::string line;
+  while (in.header_line == 0) {
+    if (!in.read_line(line)) {
+      throw std::runtime_error(favor::message(in.name, ": holds no record, expected '>' lines"));
+    }
+    const size_t first = line.find_first_not_of(" \t");
+    if (first == std::string::npos) continue;
+    if (line[0] != '>') in.fail(in.line_number, "data before the first '>'");
+    in.header = line.substr(1);
+    in.header_line = in.line_number;
+  }
+  record.header = in.header;
+  record.line = in.header_line;
+  const size_t begin = std::min(in.header.find_first_not_of(" \t"), in.header.size());
+  record.name = in.header.substr(begin, in.header.find_first_of(" \t", begin) - begin);
+  Cleaner cleaner(record.sequence, in.counts);
+  for (;;) {
+    if (!in.read_line(line)) {
+      in.done = true;
+      break;
+    }
+    if (!line.empty() && line[0] == '>') {
+      in.header = line.substr(1);
+      in.header_line = in.line_number;
+      break;
+    }
+    const size_t bad = cleaner.add(line);
+    if (bad != std::string::npos) {
+      in.fail(in.line_number, "character ", bad + 1, " is ", shown(line[bad]),
+              ", expected a letter, '*', '-' or '.'");
+    }
+  }
+  cleaner.finish();
+  ++in.counts.records;
+  in.counts.empty_records += record.sequence.empty() ? 1 : 0;
+  return true;
+}
+
+}  // namespace performer
