@@ -272,9 +272,11 @@ AttentionParams<T> make_params(const Problem& p, const std::vector<T>& projectio
   return params;
 }
 
-/// Forward and backward by the reference in T.
+enum class Passes { kForward, kBoth };
+
+/// Forward and backward by the reference in T. Without a backward pass gradients are empty.
 template <class T>
-Results<T> run_reference(const Problem& p) {
+Results<T> run_reference(const Problem& p, Passes passes = Passes::kBoth) {
   const Case& c = p.spec;
   const auto convert = [](const std::vector<float>& x) {
     return std::vector<T>(x.begin(), x.end());
@@ -284,9 +286,6 @@ Results<T> run_reference(const Problem& p) {
   Results<T> r;
   const T nan = std::numeric_limits<T>::quiet_NaN();
   r.out.assign(dout.size(), nan);
-  r.dq.assign(q.size(), nan);
-  r.dk.assign(k.size(), nan);
-  r.dv.assign(v.size(), nan);
   const auto view = [&](std::vector<T>& x, int64_t length, int64_t width) {
     return contiguous_view(x.data(), c.B, c.H, length, width);
   };
@@ -303,6 +302,10 @@ Results<T> run_reference(const Problem& p) {
       c.causal ? reference::causal_backward<T> : reference::bidirectional_backward<T>;
   forward(params, read(q, c.L, c.D), read(k, c.S, c.D), read(v, c.S, c.E), view(r.out, c.L, c.E),
           nullptr, nullptr, nullptr);
+  if (passes == Passes::kForward) return r;
+  r.dq.assign(q.size(), nan);
+  r.dk.assign(k.size(), nan);
+  r.dv.assign(v.size(), nan);
   backward(params, read(q, c.L, c.D), read(k, c.S, c.D), read(v, c.S, c.E), read(r.out, c.L, c.E),
            read(dout, c.L, c.E), Saved<T>(), view(r.dq, c.L, c.D), view(r.dk, c.S, c.D),
            view(r.dv, c.S, c.E));
@@ -310,7 +313,7 @@ Results<T> run_reference(const Problem& p) {
 }
 
 /// Forward and backward through the public entry points, in memory of the case's layout.
-inline Results<float> run_kernel(const Problem& p) {
+inline Results<float> run_kernel(const Problem& p, Passes passes = Passes::kBoth) {
   const Case& c = p.spec;
   const Layout output = c.layout == Layout::kExpanded ? Layout::kContiguous : c.layout;
   const std::array<int64_t, 4> q_size{c.B, c.H, c.L, c.D}, k_size{c.B, c.H, c.S, c.D},
@@ -333,16 +336,27 @@ inline Results<float> run_kernel(const Problem& p) {
   saved.state = c.keep_state ? state.view().data : nullptr;
   saved.chunk_starts = c.causal ? chunk_starts.data() : nullptr;
   const AttentionParams<float> params = make_params(p, p.projection);
+  const bool both = passes == Passes::kBoth;
   if (c.causal) {
     causal_forward<float>(params, q.view(), k.view(), v.view(), out.view(), &saved);
-    causal_backward<float>(params, q.view(), k.view(), v.view(), out.view(), dout.view(), saved,
-                           dq.view(), dk.view(), dv.view());
+    if (both) {
+      causal_backward<float>(params, q.view(), k.view(), v.view(), out.view(), dout.view(), saved,
+                             dq.view(), dk.view(), dv.view());
+    }
   } else {
     bidirectional_forward<float>(params, q.view(), k.view(), v.view(), out.view(), &saved);
-    bidirectional_backward<float>(params, q.view(), k.view(), v.view(), out.view(), dout.view(),
-                                  saved, dq.view(), dk.view(), dv.view());
+    if (both) {
+      bidirectional_backward<float>(params, q.view(), k.view(), v.view(), out.view(), dout.view(),
+                                    saved, dq.view(), dk.view(), dv.view());
+    }
   }
-  Results<float> r{out.get(), dq.get(), dk.get(), dv.get()};
+  Results<float> r;
+  r.out = out.get();
+  if (both) {
+    r.dq = dq.get();
+    r.dk = dk.get();
+    r.dv = dv.get();
+  }
   for (const Buffer* buffer : {&q, &k, &v, &dout, &out, &dq, &dk, &dv, &normalizer, &state}) {
     r.guards_intact = r.guards_intact && buffer->guards_intact();
   }
@@ -361,8 +375,8 @@ struct Judge {
   double gradient_floor = 0;
   bool compare_gradients = true;
 
-  explicit Judge(const Problem& p)
-      : truth(run_reference<double>(p)), naive(run_reference<float>(p)) {
+  explicit Judge(const Problem& p, Passes passes = Passes::kBoth)
+      : truth(run_reference<double>(p, passes)), naive(run_reference<float>(p, passes)) {
     // Feature gradients are differences of dout.v and dout.out, and rounding is relative to these.
     const auto largest = [](const std::vector<float>& x) {
       float m = 0;
