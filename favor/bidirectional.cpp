@@ -87,7 +87,7 @@ struct KeySweep {
           state.z[f + i] += sums[i];
         }
       }
-      multiply_transposed<true>(features, values, state.S, 0, head.M, num_panels(head.E), 0, n);
+      multiply_transposed<true>(features, values, state.S, head.M, num_panels(head.E), n);
     }
   }
 };
@@ -186,7 +186,8 @@ inline StateStore absorb_all(const Plan<float>& plan, const HeadPlans& heads, in
   return states;
 }
 
-void run_bidirectional_forward(const Plan<float>& plan, const View4<float>& out, Saved<float>* saved) {
+void run_bidirectional_forward(const Plan<float>& plan, const View4<float>& out,
+                               Saved<float>* saved) {
   const HeadPlans heads(plan);
   const int64_t items = plan.num_items();
   const int64_t blocks = num_blocks(std::max(plan.L, plan.S), items);
@@ -270,7 +271,7 @@ struct QueryGradientSweep {
         query_logit_gradients(head, features.at(0, panel), rows.delta, rows.norm, n, state.z + f,
                               dlogits.at(0, panel), sums.z + f);
       }
-      multiply_transposed<true>(features, rows.dout, sums.S, 0, head.M, num_panels(head.E), 0, n);
+      multiply_transposed<true>(features, rows.dout, sums.S, head.M, num_panels(head.E), n);
       token_gradients(head, dlogits, n, rows.tokens, nullptr, product, dq.row(item.b, item.h, i),
                       dq.strides[2]);
     }
@@ -341,8 +342,9 @@ struct KeyGradientSweep {
 };
 
 void run_bidirectional_backward(const Plan<float>& plan, const View4<const float>& out,
-              const View4<const float>& dout, const Saved<float>& saved, const View4<float>& dq,
-              const View4<float>& dk, const View4<float>& dv) {
+                                const View4<const float>& dout, const Saved<float>& saved,
+                                const View4<float>& dq, const View4<float>& dk,
+                                const View4<float>& dv) {
   const HeadPlans heads(plan);
   const int64_t items = plan.num_items();
   const int64_t blocks = num_blocks(std::max(plan.L, plan.S), items);

@@ -57,7 +57,7 @@ struct HeadPlan {
 /// Copies n rows of `cols` floats into panel layout, multiplied by `multiplier`; rows whose `skip`
 /// is set become zeros without being read. Columns up to the panel border become zeros.
 inline void pack_rows(const float* HWY_RESTRICT from, int64_t stride, int64_t n, int64_t cols,
-                          float multiplier, const uint8_t* skip, const Panels& to) {
+                      float multiplier, const uint8_t* skip, const Panels& to) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
@@ -80,8 +80,7 @@ inline void pack_rows(const float* HWY_RESTRICT from, int64_t stride, int64_t n,
 
 /// Copies n rows back from panel layout, row r multiplied by factor[r].
 inline void unpack_rows(const Panels& from, int64_t n, int64_t cols,
-                            const float* HWY_RESTRICT factor, float* HWY_RESTRICT to,
-                            int64_t stride) {
+                        const float* HWY_RESTRICT factor, float* HWY_RESTRICT to, int64_t stride) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
@@ -119,7 +118,7 @@ inline float dot(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b, int64
 
 /// Per key: h of the positive map (infinite for a skipped key), or the weight 1 (0 if skipped).
 inline void key_offsets(const HeadPlan& head, const float* k, int64_t stride, int64_t n,
-                            const uint8_t* skip, float* HWY_RESTRICT offset) {
+                        const uint8_t* skip, float* HWY_RESTRICT offset) {
   for (int64_t r = 0; r < n; ++r) {
     const bool skipped = skip != nullptr && skip[r] != 0;
     if (!head.positive) {
@@ -135,8 +134,8 @@ inline void key_offsets(const HeadPlan& head, const float* k, int64_t stride, in
 
 /// Logits of n packed tokens for the features of one panel, [n, NR]: in `buffer`, or where the
 /// tokens lie if there is no projection.
-inline const float* project(const HeadPlan& head, const Panels& tokens, int64_t n,
-                                int64_t panel, float* buffer) {
+inline const float* project(const HeadPlan& head, const Panels& tokens, int64_t n, int64_t panel,
+                            float* buffer) {
   if (head.identity) {
     return tokens.at(0, panel);
   }
@@ -149,8 +148,8 @@ inline const float* project(const HeadPlan& head, const Panels& tokens, int64_t 
 /// features = 2^(u - h - c) of n keys on one panel; `sums` receives their column sums. Returns the
 /// largest exponent.
 inline float positive_keys(const float* HWY_RESTRICT u, const float* HWY_RESTRICT h, int64_t n,
-                               const float* HWY_RESTRICT c, float* HWY_RESTRICT features,
-                               float* HWY_RESTRICT sums) {
+                           const float* HWY_RESTRICT c, float* HWY_RESTRICT features,
+                           float* HWY_RESTRICT sums) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
@@ -178,7 +177,7 @@ inline float positive_keys(const float* HWY_RESTRICT u, const float* HWY_RESTRIC
 
 /// features = weight (max(u, 0) + eps) of n keys on one panel, and their column sums.
 inline void relu_keys(const float* HWY_RESTRICT u, const float* HWY_RESTRICT weight, int64_t n,
-                          float eps, float* HWY_RESTRICT features, float* HWY_RESTRICT sums) {
+                      float eps, float* HWY_RESTRICT features, float* HWY_RESTRICT sums) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
@@ -198,8 +197,8 @@ inline void relu_keys(const float* HWY_RESTRICT u, const float* HWY_RESTRICT wei
 /// Stabilisers that hold for n more keys of one panel: raised to the keys' largest logit where that
 /// exceeds the old value by more than kLazyRaise, else as they are. `factor` receives 2^(old -
 /// new).
-inline void raise_stabilisers(const float* HWY_RESTRICT u, const float* HWY_RESTRICT h,
-                                  int64_t n, float* HWY_RESTRICT c, float* HWY_RESTRICT factor) {
+inline void raise_stabilisers(const float* HWY_RESTRICT u, const float* HWY_RESTRICT h, int64_t n,
+                              float* HWY_RESTRICT c, float* HWY_RESTRICT factor) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
@@ -218,7 +217,7 @@ inline void raise_stabilisers(const float* HWY_RESTRICT u, const float* HWY_REST
 
 /// Multiplies rows [first, first + rows) of a state, features in rows, by factor[0 .. rows).
 inline void scale_rows(const Panels& matrix, int64_t cols, int64_t first, int64_t rows,
-                           const float* HWY_RESTRICT factor) {
+                       const float* HWY_RESTRICT factor) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   for (int64_t r = 0; r < rows; ++r) {
@@ -231,6 +230,20 @@ inline void scale_rows(const Panels& matrix, int64_t cols, int64_t first, int64_
       hn::StoreU(hn::Mul(scale, hn::LoadU(d, row)), d, row);
       hn::StoreU(hn::Mul(scale, hn::LoadU(d, row + N)), d, row + N);
     }
+  }
+}
+
+/// Multiplies the columns of one panel of `matrix` by factor[0 .. NR).
+inline void scale_columns(const Panels& matrix, int64_t rows, int64_t panel,
+                          const float* HWY_RESTRICT factor) {
+  const FloatTag d;
+  const int64_t N = static_cast<int64_t>(hn::Lanes(d));
+  const Vector scale0 = hn::LoadU(d, factor);
+  const Vector scale1 = hn::LoadU(d, factor + N);
+  for (int64_t r = 0; r < rows; ++r) {
+    float* row = matrix.at(r, panel);
+    hn::StoreU(hn::Mul(scale0, hn::LoadU(d, row)), d, row);
+    hn::StoreU(hn::Mul(scale1, hn::LoadU(d, row + N)), d, row + N);
   }
 }
 
@@ -331,8 +344,8 @@ struct QueryFeatures {
 /// Features of n packed queries against stabilisers c: 2^(u + c - top), top the row's maximum, or
 /// max(u, 0) + eps. The denominators become features . z.
 inline void query_features(const HeadPlan& head, const Panels& tokens, int64_t n,
-                               const float* HWY_RESTRICT c, const float* HWY_RESTRICT z,
-                               float* buffer, const QueryFeatures& out) {
+                           const float* HWY_RESTRICT c, const float* HWY_RESTRICT z, float* buffer,
+                           const QueryFeatures& out) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
@@ -394,7 +407,7 @@ inline void query_features(const HeadPlan& head, const Panels& tokens, int64_t n
 /// Divides n rows of sums by their denominators, writes them to the caller's rows, and keeps the
 /// normaliser: log2 of the denominator (positive) or the denominator. A denominator of 0 gives 0.
 inline void finish_rows(const HeadPlan& head, const QueryFeatures& features, const Panels& sums,
-                            int64_t n, float* out, int64_t stride, float* normalizer) {
+                        int64_t n, float* out, int64_t stride, float* normalizer) {
   float inverse[kChunk];
   for (int64_t r = 0; r < n; ++r) {
     const float denominator = features.denominator[r];
@@ -410,9 +423,9 @@ inline void finish_rows(const HeadPlan& head, const QueryFeatures& features, con
 /// subtracts (positive: log2 of the denominator, +inf for a row out of play) or multiplies (others:
 /// 1 / denominator, 0 for a row out of play). Columns beyond the `valid_cols` first give 0.
 inline void normalized_query_features(const HeadPlan& head, const float* HWY_RESTRICT u,
-                                          const float* HWY_RESTRICT c,
-                                          const float* HWY_RESTRICT normalizer, int64_t n,
-                                          int64_t valid_cols, float* HWY_RESTRICT features) {
+                                      const float* HWY_RESTRICT c,
+                                      const float* HWY_RESTRICT normalizer, int64_t n,
+                                      int64_t valid_cols, float* HWY_RESTRICT features) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
@@ -452,7 +465,6 @@ struct QueryGradients {
   void load(const Plan<float>& plan, const HeadPlan& head, int64_t b, int64_t h, int64_t i,
             int64_t n, const View4<const float>& out, const View4<const float>& gradient,
             const float* normalizer) {
-    const FloatTag d;
     for (int64_t r = 0; r < n; ++r) {
       const float* g = gradient.row(b, h, i + r);
       const bool no_keys = head.positive
@@ -476,10 +488,9 @@ struct QueryGradients {
 /// positive map; the others take the derivative of max(u, 0). `dfeatures` is replaced; `dz` loses
 /// the column sums of features * delta.
 inline void query_logit_gradients(const HeadPlan& head, const float* HWY_RESTRICT features,
-                                      const float* HWY_RESTRICT delta,
-                                      const float* HWY_RESTRICT norm, int64_t n,
-                                      const float* HWY_RESTRICT z, float* HWY_RESTRICT dfeatures,
-                                      float* HWY_RESTRICT dz) {
+                                  const float* HWY_RESTRICT delta, const float* HWY_RESTRICT norm,
+                                  int64_t n, const float* HWY_RESTRICT z,
+                                  float* HWY_RESTRICT dfeatures, float* HWY_RESTRICT dz) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
@@ -508,9 +519,9 @@ inline void query_logit_gradients(const HeadPlan& head, const float* HWY_RESTRIC
 /// Gradients of n rows of key logits on one panel: features (dfeatures + dz), or where the relu is
 /// active weight (dfeatures + dz). `dfeatures` is replaced; `row_sums` [n, N] gains its sums.
 inline void key_logit_gradients(const HeadPlan& head, const float* HWY_RESTRICT features,
-                                    const float* HWY_RESTRICT offset, int64_t n,
-                                    const float* HWY_RESTRICT dz, float* HWY_RESTRICT dfeatures,
-                                    float* HWY_RESTRICT row_sums) {
+                                const float* HWY_RESTRICT offset, int64_t n,
+                                const float* HWY_RESTRICT dz, float* HWY_RESTRICT dfeatures,
+                                float* HWY_RESTRICT row_sums) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
@@ -539,8 +550,8 @@ inline void key_logit_gradients(const HeadPlan& head, const float* HWY_RESTRICT 
 /// Turns gradients of the logits [n, M] into rows of dq or dk: their product with the matrix, less
 /// what the key's own norm takes (row_sums null: nothing).
 inline void token_gradients(const HeadPlan& head, const Panels& dlogits, int64_t n,
-                                const Panels& tokens, const float* row_sums, const Panels& product,
-                                float* HWY_RESTRICT to, int64_t stride) {
+                            const Panels& tokens, const float* row_sums, const Panels& product,
+                            float* HWY_RESTRICT to, int64_t stride) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;

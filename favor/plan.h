@@ -52,6 +52,12 @@ struct Item {
         segment_index(index % plan.num_segments()) {}
 };
 
+/// Which of the states kept for the causal backward pass holds the tokens of `segment` before its
+/// token t, a positive multiple of kStateInterval. Distinct over all segments of a call.
+inline int64_t saved_state_slot(const Segment& segment, int64_t t) {
+  return (segment.q_begin + t) / kStateInterval - 1;
+}
+
 /// Scratch of the calling thread, at least `floats` long and aligned for any vector. Kept for the
 /// thread's lifetime, so that repeated calls cause no page faults; the next call from the same
 /// thread hands out the same memory.

@@ -81,8 +81,8 @@ HWY_INLINE Vector exp2(Vector x) {
 /// keeps arrays of vectors in memory.
 template <int kRows, bool kTransposed, bool kAccumulate>
 HWY_NOINLINE void multiply_tile(const float* HWY_RESTRICT left, int64_t left_panel,
-                              const float* HWY_RESTRICT right, float* HWY_RESTRICT out,
-                              int64_t num_k) {
+                                const float* HWY_RESTRICT right, float* HWY_RESTRICT out,
+                                int64_t num_k) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
@@ -141,8 +141,8 @@ struct Panels {
 
 /// multiply_tile for a number of rows known at run time.
 template <bool kTransposed, bool kAccumulate>
-inline void multiply_rows(int64_t rows, const float* left, int64_t left_panel,
-                              const float* right, float* out, int64_t num_k) {
+inline void multiply_rows(int64_t rows, const float* left, int64_t left_panel, const float* right,
+                          float* out, int64_t num_k) {
   static_assert(kTileRows <= 8);
   switch (rows) {
 #define FAVOR_CASE(r)                                                                      \
@@ -162,9 +162,8 @@ inline void multiply_rows(int64_t rows, const float* left, int64_t left_panel,
 /// out[m, n] (+)= sum_k left[m, k] right[k, n] for m in [m_begin, m_end), the columns of panels
 /// [panel_begin, panel_end) and k in [0, num_k).
 template <bool kAccumulate>
-inline void multiply(const Panels& left, const Panels& right, const Panels& out,
-                         int64_t m_begin, int64_t m_end, int64_t panel_begin, int64_t panel_end,
-                         int64_t num_k) {
+inline void multiply(const Panels& left, const Panels& right, const Panels& out, int64_t m_begin,
+                     int64_t m_end, int64_t panel_begin, int64_t panel_end, int64_t num_k) {
   for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
     for (int64_t m = m_begin; m < m_end; m += kTileRows) {
       multiply_rows<false, kAccumulate>(std::min<int64_t>(kTileRows, m_end - m), left.at(m, 0),
@@ -173,21 +172,92 @@ inline void multiply(const Panels& left, const Panels& right, const Panels& out,
   }
 }
 
-/// out[m, n] (+)= sum_k left[k, m] right[k, n] for m in [m_begin, m_end), the columns of panels
-/// [0, panels) and k in [k_begin, k_end). m_begin is a multiple of the panel width.
+/// One row tile of out[m, n] (+)= sum_k left[k, m] right[k, n], k in [k_begin, k_end), for as many
+/// rows from m on as a tile and the panel of `left` hold. Returns that number.
+template <bool kAccumulate>
+inline int64_t multiply_transposed_tile(const Panels& left, const Panels& right, const Panels& out,
+                                        int64_t m, int64_t m_end, int64_t panel, int64_t k_begin,
+                                        int64_t k_end) {
+  const int64_t NR = panel_width();
+  const int64_t rows = std::min({static_cast<int64_t>(kTileRows), m_end - m, NR - m % NR});
+  multiply_rows<true, kAccumulate>(rows, left.at(k_begin, m / NR) + m % NR, 0,
+                                   right.at(k_begin, panel), out.at(m, panel), k_end - k_begin);
+  return rows;
+}
+
+/// out[m, n] (+)= sum_k left[k, m] right[k, n] for m in [0, rows), the columns of panels
+/// [0, panels) and k in [0, num_k).
 template <bool kAccumulate>
 inline void multiply_transposed(const Panels& left, const Panels& right, const Panels& out,
-                                    int64_t m_begin, int64_t m_end, int64_t panels, int64_t k_begin,
-                                    int64_t k_end) {
-  const int64_t NR = panel_width();
+                                int64_t rows, int64_t panels, int64_t num_k) {
   for (int64_t panel = 0; panel < panels; ++panel) {
-    for (int64_t block = m_begin; block < m_end; block += NR) {
-      const int64_t block_end = std::min(block + NR, m_end);
-      for (int64_t m = block; m < block_end; m += kTileRows) {
-        multiply_rows<true, kAccumulate>(
-            std::min<int64_t>(kTileRows, block_end - m), left.at(k_begin, block / NR) + (m - block),
-            0, right.at(k_begin, panel), out.at(m, panel), k_end - k_begin);
+    for (int64_t m = 0; m < rows;) {
+      m += multiply_transposed_tile<kAccumulate>(left, right, out, m, rows, panel, 0, num_k);
+    }
+  }
+}
+
+// Products with a lower triangular matrix T [queries, keys], T(t, s) = 0 for s > t. Only tiles that
+// touch the triangle are computed or read; make_lower clears what such tiles hold above the
+// diagonal.
+
+/// First row of the tiles that touch the triangle in a panel.
+inline int64_t first_lower_row(int64_t panel) {
+  return panel * panel_width() / kTileRows * kTileRows;
+}
+
+/// out = left right on and below the diagonal: left [queries, num_k], right [num_k, keys].
+inline void multiply_to_lower(const Panels& left, const Panels& right, const Panels& out,
+                              int64_t queries, int64_t keys, int64_t num_k) {
+  for (int64_t panel = 0; panel < num_panels(keys); ++panel) {
+    multiply<false>(left, right, out, first_lower_row(panel), queries, panel, panel + 1, num_k);
+  }
+}
+
+/// Subtracts offset[t] (null: nothing) from row t on and below the diagonal and clears what lies
+/// above it; `row_sums` (null: none) receives the sum of each row.
+inline void make_lower(const Panels& lower, int64_t queries, int64_t keys,
+                       const float* HWY_RESTRICT offset, float* HWY_RESTRICT row_sums) {
+  const FloatTag d;
+  const int64_t N = static_cast<int64_t>(hn::Lanes(d));
+  const int64_t NR = 2 * N;
+  for (int64_t t = 0; t < queries; ++t) {
+    const Vector minus = hn::Set(d, offset == nullptr ? 0.0f : offset[t]);
+    Vector sum = hn::Zero(d);
+    for (int64_t panel = 0; panel < num_panels(keys) && first_lower_row(panel) <= t; ++panel) {
+      float* row = lower.at(t, panel);
+      for (int64_t half = 0; half < NR; half += N) {
+        const int64_t kept = std::min(t + 1, keys) - panel * NR - half;
+        const auto valid = hn::FirstN(d, static_cast<size_t>(std::clamp<int64_t>(kept, 0, N)));
+        const Vector value = hn::IfThenElseZero(valid, hn::Sub(hn::LoadU(d, row + half), minus));
+        sum = hn::Add(sum, value);
+        hn::StoreU(value, d, row + half);
       }
+    }
+    if (row_sums != nullptr) {
+      row_sums[t] = hn::GetLane(hn::SumOfLanes(d, sum));
+    }
+  }
+}
+
+/// out[t, n] = sum_s lower[t, s] right[s, n].
+inline void multiply_lower(const Panels& lower, const Panels& right, const Panels& out,
+                           int64_t queries, int64_t keys, int64_t panels) {
+  for (int64_t panel = 0; panel < panels; ++panel) {
+    for (int64_t m = 0; m < queries; m += kTileRows) {
+      const int64_t m_end = std::min<int64_t>(m + kTileRows, queries);
+      multiply<false>(lower, right, out, m, m_end, panel, panel + 1, std::min(m_end, keys));
+    }
+  }
+}
+
+/// out[s, n] = sum_t lower[t, s] right[t, n].
+inline void multiply_lower_transposed(const Panels& lower, const Panels& right, const Panels& out,
+                                      int64_t queries, int64_t keys, int64_t panels) {
+  for (int64_t panel = 0; panel < panels; ++panel) {
+    for (int64_t m = 0; m < keys;) {
+      m += multiply_transposed_tile<false>(lower, right, out, m, keys, panel, std::min(m, queries),
+                                           queries);
     }
   }
 }

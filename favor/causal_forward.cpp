@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+// Causal attention, forward. Chunks of tokens go through a state in order: queries meet the state
+// of the earlier chunks and, through a lower triangular block, the keys of their own chunk; then
+// the state absorbs the chunk. A chunk whose stabilisers, which know all of its keys, would
+// underflow an early row is halved before anything of it is kept.
+
+// clang-format off
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "favor/causal_forward.cpp"
+#include "hwy/foreach_target.h"
+#include "favor/features-inl.h"
+// clang-format on
+
+#include <numbers>
+
+#include "favor/parallel.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace favor {
+namespace HWY_NAMESPACE {
+namespace {
+
+constexpr float kLog2e = std::numbers::log2e_v<float>;
+
+class CausalForward {
+ public:
+  CausalForward(const Plan<float>& plan, const HeadPlan& head, const Item& item,
+                const View4<float>& out, Saved<float>* saved)
+      : plan_(plan), head_(head), item_(item), out_(out), panels_(num_panels(head.M)) {
+    const int64_t row = item.b * plan.H + item.h;
+    if (saved != nullptr) {
+      normalizer_ = saved->normalizer == nullptr ? nullptr : saved->normalizer + row * plan.L;
+      chunk_starts_ = saved->chunk_starts == nullptr ? nullptr : saved->chunk_starts + row * plan.L;
+      if (saved->state != nullptr) {
+        states_ = saved->state + row * saved_state_size(1, 1, plan.L, plan.M, plan.E, true, 1);
+      }
+    }
+    ScratchLayout measure;
+    place(measure);
+    ScratchLayout layout(thread_scratch(measure.used()));
+    place(layout);
+    state_.clear(head);
+    std::fill_n(features_transposed_.data, panel_floats(head.M, kChunk), 0.0f);
+  }
+
+  /// Continues a stream. Its stabilisers are natural logarithms, the kernel's in base 2.
+  void start_from(const DecodeState& initial) {
+    const int64_t row = (item_.b * plan_.H + item_.h) * head_.M;
+    const float* z = initial.z.data() + row;
+    pack_rows(initial.S.data() + row * head_.E, head_.E, head_.M, head_.E, 1.0f, nullptr, state_.S);
+    std::copy_n(z, head_.M, state_.z);
+    for (int64_t f = 0; head_.positive && f < head_.M; ++f) {
+      state_.c[f] = z[f] == 0.0f ? kNoKey : initial.c[static_cast<size_t>(row + f)] * kLog2e;
+    }
+    has_keys_ = std::any_of(z, z + head_.M, [](float x) { return x != 0.0f; });
+  }
+
+  void finish_into(DecodeState& final_state) const {
+    const int64_t row = (item_.b * plan_.H + item_.h) * head_.M;
+    float* S = final_state.S.data() + row * head_.E;
+    const std::vector<float> ones(static_cast<size_t>(head_.M), 1.0f);
+    unpack_rows(state_.S, head_.M, head_.E, ones.data(), S, head_.E);
+    std::copy_n(state_.z, head_.M, final_state.z.data() + row);
+    for (int64_t f = 0; head_.positive && f < head_.M; ++f) {
+      final_state.c[static_cast<size_t>(row + f)] =
+          state_.z[f] == 0.0f ? 0.0f : state_.c[f] / kLog2e;
+    }
+  }
+
+  void run() {
+    const Segment& segment = item_.segment;
+    if (chunk_starts_ != nullptr) {
+      std::fill_n(chunk_starts_ + segment.q_begin, segment.num_queries(), uint8_t{0});
+    }
+    for (int64_t t = 0; t < segment.num_queries(); t += kChunk) {
+      if (states_ != nullptr && t != 0 && t % kStateInterval == 0) {
+        export_state(head_, state_,
+                     states_ + saved_state_slot(segment, t) * head_.M * (head_.E + 2));
+      }
+      run_chunk(t, std::min(kChunk, segment.num_queries() - t));
+    }
+  }
+
+ private:
+  void place(ScratchLayout& layout) {
+    state_.place(layout, head_);
+    c_next_ = layout.take(panels_ * panel_width());
+    z_next_ = layout.take(panels_ * panel_width());
+    z_added_ = layout.take(panels_ * panel_width());
+    factor_ = layout.take(panels_ * panel_width());
+    keys_ = {layout.take(panel_floats(kChunk, head_.D)), kChunk};
+    queries_ = {layout.take(panel_floats(kChunk, head_.D)), kChunk};
+    values_ = {layout.take(panel_floats(kChunk, head_.E)), kChunk};
+    features_ = {layout.take(panel_floats(kChunk, head_.M)), kChunk};
+    features_transposed_ = {layout.take(panel_floats(head_.M, kChunk)), head_.M};
+    query_.place(layout, head_.M);
+    scores_ = {layout.take(panel_floats(kChunk, kChunk)), kChunk};
+    sums_ = {layout.take(panel_floats(kChunk, head_.E)), kChunk};
+    offset_ = layout.take(kChunk);
+    row_sums_ = layout.take(kChunk);
+    buffer_ = layout.take(panel_floats(kChunk, 1));
+  }
+
+  /// Features of the chunk's keys under stabilisers that hold for the chunk, c_next_; the state
+  /// itself stays as it is. Returns whether a stabiliser rose.
+  bool key_features(int64_t n) {
+    const int64_t NR = panel_width();
+    bool raised = false;
+    std::copy_n(state_.c, panels_ * NR, c_next_);
+    for (int64_t panel = 0; panel < panels_; ++panel) {
+      const int64_t f = panel * NR;
+      const float* u = project(head_, keys_, n, panel, buffer_);
+      float* to = features_.at(0, panel);
+      if (!head_.positive) {
+        relu_keys(u, offset_, n, head_.eps, to, z_added_ + f);
+        continue;
+      }
+      std::fill_n(factor_ + f, NR, 1.0f);
+      if (!(positive_keys(u, offset_, n, c_next_ + f, to, z_added_ + f) <= kLazyRaise)) {
+        raised = true;
+        raise_stabilisers(u, offset_, n, c_next_ + f, factor_ + f);
+        positive_keys(u, offset_, n, c_next_ + f, to, z_added_ + f);
+      }
+    }
+    return raised;
+  }
+
+  /// Whether some row's denominator is too small to trust although the row has keys.
+  bool underflows(int64_t num_queries, int64_t num_keys, const uint8_t* skip) const {
+    if (!head_.positive || num_queries <= 1) {
+      return false;
+    }
+    const float limit = std::exp2(kGuardExponent);
+    bool has_keys = has_keys_;
+    for (int64_t t = 0; t < num_queries; ++t) {
+      has_keys = has_keys || (t < num_keys && (skip == nullptr || skip[t] == 0));
+      if (has_keys && query_.denominator[t] < limit) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  void run_chunk(int64_t t, int64_t num_queries) {
+    const Segment& segment = item_.segment;
+    const int64_t num_keys = std::clamp<int64_t>(segment.num_keys() - t, 0, num_queries);
+    const int64_t i = segment.q_begin + t;
+    const int64_t j = segment.k_begin + t;
+    const uint8_t* skip = plan_.mask_row(item_.b);
+    skip = skip == nullptr ? nullptr : skip + j;
+    const float* k = num_keys == 0 ? nullptr : plan_.k.row(item_.b, item_.h, j);
+    pack_rows(plan_.q.row(item_.b, item_.h, i), plan_.q.strides[2], num_queries, head_.D,
+              head_.token_scale, nullptr, queries_);
+    pack_rows(k, plan_.k.strides[2], num_keys, head_.D, head_.token_scale, skip, keys_);
+    key_offsets(head_, k, plan_.k.strides[2], num_keys, skip, offset_);
+
+    const bool raised = key_features(num_keys);
+    for (int64_t f = 0; f < head_.M; ++f) {
+      z_next_[f] = raised ? state_.z[f] * factor_[f] : state_.z[f];
+    }
+    std::fill(z_next_ + head_.M, z_next_ + panels_ * panel_width(), 0.0f);
+    query_features(head_, queries_, num_queries, c_next_, z_next_, buffer_, query_);
+    transpose(features_, num_keys, head_.M, features_transposed_);
+    multiply_to_lower(query_.features, features_transposed_, scores_, num_queries, num_keys,
+                      head_.M);
+    make_lower(scores_, num_queries, num_keys, nullptr, row_sums_);
+    for (int64_t r = 0; r < num_queries; ++r) {
+      query_.denominator[r] += row_sums_[r];
+    }
+    if (underflows(num_queries, num_keys, skip)) {
+      const int64_t half = (num_queries + 1) / 2;
+      run_chunk(t, half);
+      run_chunk(t + half, num_queries - half);
+      return;
+    }
+
+    if (chunk_starts_ != nullptr) {
+      chunk_starts_[i] = 1;
+    }
+    if (raised) {
+      scale_rows(state_.S, head_.E, 0, head_.M, factor_);
+      std::copy_n(c_next_, panels_ * panel_width(), state_.c);
+    }
+    pack_rows(num_keys == 0 ? nullptr : plan_.v.row(item_.b, item_.h, j), plan_.v.strides[2],
+              num_keys, head_.E, 1.0f, skip, values_);
+    multiply_lower(scores_, values_, sums_, num_queries, num_keys, num_panels(head_.E));
+    multiply<true>(query_.features, state_.S, sums_, 0, num_queries, 0, num_panels(head_.E),
+                   head_.M);
+    finish_rows(head_, query_, sums_, num_queries, out_.row(item_.b, item_.h, i), out_.strides[2],
+                normalizer_ == nullptr ? nullptr : normalizer_ + i);
+    if (num_keys > 0) {
+      multiply_transposed<true>(features_, values_, state_.S, head_.M, num_panels(head_.E),
+                                num_keys);
+      for (int64_t f = 0; f < head_.M; ++f) {
+        state_.z[f] = z_next_[f] + z_added_[f];
+      }
+    }
+    has_keys_ = has_keys_ || (skip == nullptr ? num_keys > 0
+                                              : std::any_of(skip, skip + num_keys,
+                                                            [](uint8_t set) { return set == 0; }));
+  }
+
+  const Plan<float>& plan_;
+  const HeadPlan& head_;
+  const Item& item_;
+  const View4<float>& out_;
+  int64_t panels_;
+  float* normalizer_ = nullptr;
+  uint8_t* chunk_starts_ = nullptr;
+  float* states_ = nullptr;
+  bool has_keys_ = false;  ///< the state holds an allowed key
+
+  KeyState state_;
+  float* c_next_;               ///< [M] stabilisers that hold for the state and the chunk
+  float* z_next_;               ///< [M] the state's z under c_next_
+  float* z_added_;              ///< [M] what the chunk adds to z
+  float* factor_;               ///< [M] 2^(c - c_next)
+  Panels keys_, queries_;       ///< [C, D]
+  Panels values_, sums_;        ///< [C, E]
+  Panels features_;             ///< [C, M] of keys
+  Panels features_transposed_;  ///< [M, C]
+  QueryFeatures query_;
+  Panels scores_;    ///< [C, C]
+  float* offset_;    ///< [C]
+  float* row_sums_;  ///< [C]
+  float* buffer_;    ///< [C, NR]
+};
+
+void run_causal_forward(const Plan<float>& plan, const View4<float>& out, Saved<float>* saved,
+                        const DecodeState* initial, DecodeState* final_state) {
+  const HeadPlans heads(plan);
+  if (final_state != nullptr) {
+    const int64_t position = (initial == nullptr ? 0 : initial->position) + plan.L;
+    if (final_state != initial) {
+      *final_state = DecodeState(plan.B, plan.H, plan.M, plan.E);
+    }
+    final_state->position = position;
+  }
+  parallel_for(plan.num_items(), [&](int64_t index) {
+    const Item item(plan, index);
+    CausalForward pass(plan, heads[item.h], item, out, saved);
+    if (initial != nullptr) {
+      pass.start_from(*initial);
+    }
+    pass.run();
+    if (final_state != nullptr) {
+      pass.finish_into(*final_state);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace favor
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace favor {
+
+HWY_EXPORT(run_causal_forward);
+
+void causal_forward_kernel(const Plan<float>& plan, View4<float> out, Saved<float>* saved,
+                           const DecodeState* initial, DecodeState* final_state) {
+  HWY_DYNAMIC_DISPATCH(run_causal_forward)(plan, out, saved, initial, final_state);
+}
+
+}  // namespace favor
+#endif  // HWY_ONCE
