@@ -15,3 +15,9 @@ install(
   FILES ${PROJECT_BINARY_DIR}/performer-config.cmake
         ${PROJECT_BINARY_DIR}/performer-config-version.cmake
   DESTINATION ${package_dir})
+
+# The installed programs find torch where the build found it.
+if(TARGET performer)
+  set_target_properties(performer performer_ops PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
+  install(TARGETS performer performer_ops)
+endif()
