@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <ostream>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "favor/check.h"
@@ -113,22 +113,28 @@ void expect_well_formed(const Batch& batch, const BatchOptions& options) {
   ASSERT_EQ(batch.num_targets, num_targets);
 }
 
-class EveryKind : public ::testing::TestWithParam<std::pair<Objective, Windowing>> {
+struct Kind {
+  Objective objective;
+  Windowing windowing;
+};
+
+void PrintTo(const Kind& kind, std::ostream* out) {
+  *out << to_string(kind.objective) << "_" << to_string(kind.windowing);
+}
+
+class EveryKind : public ::testing::TestWithParam<Kind> {
  protected:
   BatchOptions options(int64_t length, int64_t tokens_per_batch) const {
-    return options_for(GetParam().first, GetParam().second, length, tokens_per_batch);
+    return options_for(GetParam().objective, GetParam().windowing, length, tokens_per_batch);
   }
 };
 
 INSTANTIATE_TEST_SUITE_P(Batches, EveryKind,
-                         ::testing::Values(std::pair(Objective::kNextToken, Windowing::kCrop),
-                                           std::pair(Objective::kNextToken, Windowing::kConcat),
-                                           std::pair(Objective::kMaskedLm, Windowing::kCrop),
-                                           std::pair(Objective::kMaskedLm, Windowing::kConcat)),
-                         [](const auto& param) {
-                           return to_string(param.param.first) + "_" +
-                                  to_string(param.param.second);
-                         });
+                         ::testing::Values(Kind{Objective::kNextToken, Windowing::kCrop},
+                                           Kind{Objective::kNextToken, Windowing::kConcat},
+                                           Kind{Objective::kMaskedLm, Windowing::kCrop},
+                                           Kind{Objective::kMaskedLm, Windowing::kConcat}),
+                         ::testing::PrintToStringParamName());
 
 TEST_P(EveryKind, BatchesAreWellFormedAndWithinTheBudget) {
   const SequenceSet set = random_set(300, 90, 1);

@@ -132,7 +132,11 @@ class HeaderParser {
  private:
   template <class... Args>
   void check(bool condition, const Args&... args) const {
-    if (!condition) throw std::runtime_error(favor::message(path_, ": ", args...));
+    if (condition) return;
+    std::string text = favor::message(args...);
+    // Names come from the file: no line break or terminal command in one may reach the screen.
+    for (char& c : text) c = static_cast<unsigned char>(c) < ' ' || c == 0x7f ? '?' : c;
+    throw std::runtime_error(path_ + ": " + text);
   }
 
   // The JSON library keeps the last of several equal keys; here they are an error.
@@ -150,7 +154,8 @@ class HeaderParser {
     try {
       return Json::parse(begin, end, watch);
     } catch (const Json::exception& error) {
-      throw std::runtime_error(favor::message(path_, ": header is not valid JSON: ", error.what()));
+      check(false, "header is not valid JSON: ", error.what());
+      throw;
     }
   }
 

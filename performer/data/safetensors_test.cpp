@@ -161,6 +161,7 @@ TEST(Safetensors, ReaderNamesWhatIsWrong) {
   EXPECT_EQ(header_error(R"({"__metadata__":3})"), "__metadata__ is number, expected object");
   EXPECT_EQ(header_error(R"({"__metadata__":{"a":1}})"),
             "__metadata__ 'a' is number, expected string");
+  EXPECT_EQ(header_error(R"({"a\nb\u001b[2J":1})"), "tensor 'a?b?[2J' is number, expected object");
   EXPECT_EQ(header_error(R"({"w":1})"), "tensor 'w' is number, expected object");
   EXPECT_EQ(header_error(R"({"w":{"shape":[],"data_offsets":[0,0]}})"), "tensor 'w' has no dtype");
   EXPECT_EQ(header_error(R"({"w":{"dtype":"F32","data_offsets":[0,0]}})"),
@@ -244,7 +245,10 @@ bool reads(const std::string& path) {
       for (size_t i = 0; i < stored.bytes; ++i) sum += data[i];
     }
     return sum < ~0U;
-  } catch (const std::runtime_error&) {
+  } catch (const std::runtime_error& error) {
+    const std::string text = error.what();
+    EXPECT_EQ(text.find('\n'), std::string::npos) << text;
+    EXPECT_EQ(text.substr(0, path.size() + 2), path + ": ");
     return false;
   }
 }
