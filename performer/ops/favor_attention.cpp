@@ -119,7 +119,7 @@ DecodeResult decode_step_kernel(const at::Tensor& q, const at::Tensor& k, const 
 
 DecodeResult decode_step_meta(const at::Tensor& q, const at::Tensor&, const at::Tensor& v,
                               const at::Tensor& c, const at::Tensor& S, const at::Tensor& z,
-                              const c10::SymInt&, const OptionalTensor&, const OptionalTensor&,
+                              c10::SymInt, const OptionalTensor&, const OptionalTensor&,
                               std::string_view, std::optional<double>, std::optional<double>) {
   const auto contiguous = at::MemoryFormat::Contiguous;
   return {empty_rows(q, v.sym_size(3)), at::empty_like(c, {}, contiguous),

@@ -5,10 +5,13 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <atomic>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "favor/check.h"
@@ -156,13 +159,17 @@ ForwardResult forward_typed(const char* op, const at::Tensor& q, const at::Tenso
   at::Tensor chunk_starts = at::empty({0}, q.options().dtype(at::kByte));
   favor::Saved<T> saved;
   if (save) {
-    normalizer = at::empty({B, H, L}, q.options());
-    state = at::empty({favor::saved_state_size(B, H, L, M, v.size(3), is_causal, segments)},
-                      q.options());
+    // The double path leaves what it does not need unwritten; results must not show stray memory.
+    const auto make = [](at::IntArrayRef sizes, const at::TensorOptions& options) {
+      return std::is_same_v<T, double> ? at::zeros(sizes, options) : at::empty(sizes, options);
+    };
+    normalizer = make({B, H, L}, q.options());
+    state =
+        make({favor::saved_state_size(B, H, L, M, v.size(3), is_causal, segments)}, q.options());
     saved.normalizer = normalizer.template mutable_data_ptr<T>();
     if (state.numel() > 0) saved.state = state.template mutable_data_ptr<T>();
     if (is_causal) {
-      chunk_starts = at::empty({B, H, L}, q.options().dtype(at::kByte));
+      chunk_starts = make({B, H, L}, q.options().dtype(at::kByte));
       saved.chunk_starts = chunk_starts.mutable_data_ptr<uint8_t>();
     }
   }
