@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+// Layers: attention against brute force and between its methods, masks, positions, streams.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "favor/check.h"
+#include "performer/nn/attention.h"
+#include "performer/nn/layers.h"
+
+namespace performer {
+namespace {
+
+using torch::Tensor;
+
+constexpr int64_t kDim = 12, kHeads = 3, kLength = 9;
+
+MultiHeadAttentionOptions options_of(AttentionMethod method, bool causal) {
+  MultiHeadAttentionOptions options;
+  options.dim = kDim;
+  options.num_heads = kHeads;
+  options.causal = causal;
+  options.attention.method = method;
+  options.attention.num_features = 32;
+  return options;
+}
+
+double distance(const Tensor& a, const Tensor& b) {
+  return (a - b).abs().max().item<double>();
+}
+
+std::string error_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const favor::Error& error) {
+    return error.what();
+  }
+  return "no favor::Error";
+}
+
+std::vector<MultiHeadAttentionOptions> all_options(bool causal) {
+  std::vector<MultiHeadAttentionOptions> all(5, options_of(AttentionMethod::kFavor, causal));
+  all[1].attention.per_head_projection = true;
+  all[2].attention.feature_map = favor::FeatureMapKind::kRelu;
+  all[3].attention.feature_map = favor::FeatureMapKind::kRelu;
+  all[3].attention.use_projection = false;
+  all[3].bias = true;
+  all[4] = options_of(AttentionMethod::kExact, causal);
+  return all;
+}
+
+// Softmax attention written out.
+Tensor plain_softmax(MultiHeadAttention& layer, const Tensor& x, const Tensor& mask, bool causal) {
+  const auto weights = layer->named_parameters();
+  const int64_t B = x.size(0), L = x.size(1);
+  const auto heads = [&](int64_t part) {
+    return torch::linear(x, weights["qkv.weight"].chunk(3)[part])
+        .view({B, L, kHeads, kDim / kHeads})
+        .transpose(1, 2);
+  };
+  Tensor scores = heads(0).matmul(heads(1).transpose(2, 3)) / std::sqrt(kDim / kHeads);
+  if (causal) {
+    scores = scores.masked_fill(torch::ones({L, L}, torch::kBool).tril().logical_not(), -INFINITY);
+  }
+  if (mask.defined()) scores = scores.masked_fill(mask.view({B, 1, 1, L}), -INFINITY);
+  const Tensor out = torch::nan_to_num(scores.softmax(-1)).matmul(heads(2));
+  return torch::linear(out.transpose(1, 2).reshape({B, L, kDim}), weights["out.weight"]);
+}
+
+TEST(MultiHeadAttention, ExactIsSoftmaxUnderEveryMask) {
+  for (bool causal : {false, true}) {
+    MultiHeadAttention layer(options_of(AttentionMethod::kExact, causal));
+    const Tensor x = torch::randn({2, kLength, kDim});
+    Tensor mask = torch::zeros({2, kLength}, torch::kBool);
+    mask[0].slice(0, 6).fill_(true);
+    mask[1].slice(0, 0, 3).fill_(true);  // causal rows 0 to 2 have nothing to attend to
+    EXPECT_LT(distance(layer->forward(x), plain_softmax(layer, x, {}, causal)), 1e-5);
+    EXPECT_LT(distance(layer->forward(x, mask), plain_softmax(layer, x, mask, causal)), 1e-5);
+  }
+}
+
+// The estimator's error falls as 1/sqrt(M); at the small norms here it is below 0.03 with margin.
+TEST(MultiHeadAttention, FavorApproachesExactWithTheSameWeights) {
+  for (bool causal : {false, true}) {
+    torch::manual_seed(1);
+    MultiHeadAttentionOptions options = options_of(AttentionMethod::kFavor, causal);
+    options.attention.num_features = 4096;
+    MultiHeadAttention favor_layer(options), exact(options_of(AttentionMethod::kExact, causal));
+    const torch::NoGradGuard no_grad;
+    for (const auto& weight : favor_layer->named_parameters()) {
+      exact->named_parameters()[weight.key()].copy_(weight.value());
+    }
+    const Tensor x = torch::randn({2, kLength, kDim}) * 0.7;
+    const Tensor expected = exact->forward(x);
+    EXPECT_LT(distance(favor_layer->forward(x), expected), 0.03);
+    // The bound means something: the mean of the values is far outside it.
+    EXPECT_GT(expected.abs().max().item<double>(), 0.3);
+  }
+}
+
+TEST(MultiHeadAttention, EvaluatesTheSameBitsWithoutTouchingTheGenerator) {
+  for (const MultiHeadAttentionOptions& options : all_options(true)) {
+    MultiHeadAttention layer(options);
+    layer->eval();
+    const Tensor x = torch::randn({2, kLength, kDim});
+    const auto generator = at::globalContext().defaultGenerator(torch::kCPU);
+    const Tensor before = generator.get_state();
+    const Tensor first = layer->forward(x);
+    EXPECT_TRUE(torch::equal(first, layer->forward(x)));
+    EXPECT_TRUE(torch::equal(before, generator.get_state()));
+  }
+}
+
+TEST(MultiHeadAttention, ItemsOfABatchDoNotMeet) {
+  for (bool causal : {false, true}) {
+    for (const MultiHeadAttentionOptions& options : all_options(causal)) {
+      MultiHeadAttention layer(options);
+      const Tensor x = torch::randn({3, kLength, kDim});
+      const Tensor together = layer->forward(x);
+      for (int64_t b = 0; b < 3; ++b) {
+        EXPECT_LT(distance(layer->forward(x.slice(0, b, b + 1))[0], together[b]), 1e-5);
+      }
+    }
+  }
+}
+
+TEST(MultiHeadAttention, PaddingChangesNoOtherRow) {
+  for (bool causal : {false, true}) {
+    for (const MultiHeadAttentionOptions& options : all_options(causal)) {
+      MultiHeadAttention layer(options);
+      const Tensor x = torch::randn({1, kLength, kDim});
+      const Tensor padded = torch::cat({x, torch::full({1, 4, kDim}, 50.0)}, 1);
+      Tensor mask = torch::zeros({1, kLength + 4}, torch::kBool);
+      mask.slice(1, kLength).fill_(true);
+      EXPECT_LT(distance(layer->forward(padded, mask).slice(1, 0, kLength), layer->forward(x)),
+                1e-5);
+    }
+  }
+}
+
+TEST(MultiHeadAttention, DecodingEqualsTheWholePassForAnySplit) {
+  const Tensor rotary = rotary_table(0, kLength, kDim / kHeads);
+  for (bool turned : {false, true}) {
+    for (const MultiHeadAttentionOptions& options : all_options(true)) {
+      MultiHeadAttention layer(options);
+      const Tensor x = torch::randn({2, kLength, kDim});
+      const Tensor whole = layer->forward(x, {}, turned ? rotary : Tensor());
+      for (const std::vector<int64_t>& split :
+           {std::vector<int64_t>{9}, {1, 1, 1, 1, 1, 1, 1, 1, 1}, {4, 1, 1, 3}, {1, 6, 2}}) {
+        AttentionState state;
+        std::vector<Tensor> rows;
+        int64_t at = 0;
+        for (int64_t count : split) {
+          const Tensor part = turned ? rotary_table(at, count, kDim / kHeads) : Tensor();
+          rows.push_back(layer->decode(x.slice(1, at, at + count), state, part));
+          at += count;
+        }
+        EXPECT_LT(distance(torch::cat(rows, 1), whole), 1e-5);
+      }
+    }
+  }
+}
+
+TEST(MultiHeadAttention, CopiedStatesForkTheStream) {
+  for (const MultiHeadAttentionOptions& options : all_options(true)) {
+    MultiHeadAttention layer(options);
+    const Tensor x = torch::randn({1, kLength, kDim}), other = torch::randn({1, 3, kDim});
+    AttentionState state;
+    layer->decode(x.slice(1, 0, 6), state);
+    AttentionState fork = state;
+    layer->decode(other, fork);
+    EXPECT_LT(distance(layer->decode(x.slice(1, 6), state), layer->forward(x).slice(1, 6)), 1e-5);
+    EXPECT_LT(distance(layer->decode(other, fork),
+                       layer->forward(torch::cat({x.slice(1, 0, 6), other, other}, 1)).slice(1, 9)),
+              1e-5);
+  }
+}
+
+TEST(MultiHeadAttention, MatrixIsABufferThatSeedLayerAndRedrawDecide) {
+  const auto matrix = [](uint64_t seed, int64_t layer, uint32_t redraw, bool per_head) {
+    MultiHeadAttentionOptions options = options_of(AttentionMethod::kFavor, true);
+    options.attention.projection_seed = seed;
+    options.attention.per_head_projection = per_head;
+    options.layer = layer;
+    MultiHeadAttention module(options);
+    if (redraw > 0) module->redraw(redraw);
+    return module->named_buffers()["projection"].clone();
+  };
+  const Tensor first = matrix(0, 0, 0, false);
+  EXPECT_EQ(first.sizes(), (std::vector<int64_t>{1, 32, kDim / kHeads}));
+  EXPECT_TRUE(torch::equal(first, matrix(0, 0, 0, false)));
+  EXPECT_FALSE(torch::equal(first, matrix(1, 0, 0, false)));
+  EXPECT_FALSE(torch::equal(first, matrix(0, 1, 0, false)));
+  EXPECT_FALSE(torch::equal(first, matrix(0, 0, 1, false)));
+  const Tensor heads = matrix(0, 0, 0, true);
+  EXPECT_EQ(heads.sizes(), (std::vector<int64_t>{kHeads, 32, kDim / kHeads}));
+  EXPECT_FALSE(torch::equal(heads[0], heads[1]));
+}
+
+TEST(MultiHeadAttention, TheBufferIsWhatTheLayerComputesWith) {
+  MultiHeadAttention layer(options_of(AttentionMethod::kFavor, true));
+  const Tensor x = torch::randn({1, kLength, kDim});
+  const Tensor before = layer->forward(x);
+  const Tensor kept = layer->named_buffers()["projection"].clone();
+  layer->redraw(3);
+  EXPECT_GT(distance(layer->forward(x), before), 1e-4);
+  {
+    const torch::NoGradGuard no_grad;
+    layer->named_buffers()["projection"].copy_(kept);
+  }
+  EXPECT_TRUE(torch::equal(layer->forward(x), before));
+  layer->to(torch::kDouble);
+  EXPECT_LT(distance(layer->forward(x.to(torch::kDouble)), before.to(torch::kDouble)), 1e-5);
+}
+
+TEST(MultiHeadAttention, RotaryTurnsScoresByTheDistanceAlone) {
+  for (const MultiHeadAttentionOptions& options : all_options(true)) {
+    // The random features of FAVOR+ are not invariant to rotations; exact attention is.
+    if (options.attention.method != AttentionMethod::kExact) continue;
+    MultiHeadAttention layer(options);
+    const Tensor x = torch::randn({1, kLength, kDim});
+    const Tensor near = layer->forward(x, {}, rotary_table(0, kLength, kDim / kHeads));
+    const Tensor far = layer->forward(x, {}, rotary_table(100, kLength, kDim / kHeads));
+    EXPECT_LT(distance(near, far), 1e-4);
+    EXPECT_GT(distance(near, layer->forward(x)), 1e-3);
+  }
+}
+
+TEST(MultiHeadAttention, ErrorsNameArgumentAndExpectation) {
+  MultiHeadAttention layer(options_of(AttentionMethod::kFavor, false));
+  const Tensor x = torch::randn({2, kLength, kDim});
+  EXPECT_EQ(error_of([&] {
+              layer->forward(torch::randn({2, kLength, 5}));
+            }),
+            "MultiHeadAttention: x has shape [2, 9, 5], expected [B, L, 12]");
+  EXPECT_EQ(error_of([&] {
+              layer->forward(x, torch::zeros({2, kLength}));
+            }),
+            "MultiHeadAttention: key_padding_mask is Float of shape [2, 9], expected bool of shape "
+            "[2, 9] (true = ignore this key)");
+  EXPECT_EQ(error_of([&] {
+              AttentionState state;
+              layer->decode(x, state);
+            }),
+            "MultiHeadAttention: causal is false, expected true to decode token by token");
+  MultiHeadAttentionOptions wrong = options_of(AttentionMethod::kFavor, false);
+  wrong.num_heads = 5;
+  EXPECT_EQ(error_of([&] { MultiHeadAttention module(wrong); }),
+            "MultiHeadAttention: num_heads is 5, expected a divisor of dim = 12");
+}
+
+TEST(FeedForward, IsGeluOrGatedGelu) {
+  const Tensor x = torch::randn({2, 3, kDim});
+  for (bool glu : {false, true}) {
+    FeedForward layer(kDim, 20, glu);
+    const auto w = layer->named_parameters();
+    EXPECT_EQ(w["up.weight"].size(0), glu ? 40 : 20);
+    const Tensor up = torch::linear(x, w["up.weight"], w["up.bias"]);
+    const auto gelu = [](const Tensor& t) {
+      return 0.5 * t * (1 + torch::erf(t / std::sqrt(2.0)));
+    };
+    const Tensor hidden = glu ? gelu(up.slice(2, 20)) * up.slice(2, 0, 20) : gelu(up);
+    EXPECT_LT(distance(layer->forward(x), torch::linear(hidden, w["down.weight"], w["down.bias"])),
+              1e-5);
+    EXPECT_EQ(w["up.bias"].abs().sum().item<double>(), 0);
+    // Xavier-uniform: bounded by sqrt(6 / (in + out)) and close to that bound somewhere.
+    const double bound = std::sqrt(6.0 / (kDim + 20));
+    EXPECT_LE(w["up.weight"].abs().max().item<double>(), bound);
+    EXPECT_GT(w["up.weight"].abs().max().item<double>(), 0.9 * bound);
+  }
+}
+
+TEST(Embedding, StartsNormalWithSinusoidsAndKnowsItsLimits) {
+  ModelConfig config;
+  config.dim = 64;
+  config.num_heads = 4;
+  config.vocab_size = 200;
+  config.max_length = 50;
+  Embedding learned(config);
+  const auto w = learned->named_parameters();
+  EXPECT_NEAR(w["tokens.weight"].std().item<double>(), 1, 0.05);
+  const Tensor table = sinusoids(0, 50, 64);
+  EXPECT_TRUE(torch::equal(w["positions"], table));
+  EXPECT_NEAR(table[3][0].item<double>(), std::sin(3.0), 1e-6);
+  EXPECT_NEAR(table[3][32].item<double>(), std::cos(3.0), 1e-6);
+  EXPECT_NEAR(table[49][31].item<double>(), std::sin(49.0 / 10000), 1e-6);
+  EXPECT_TRUE(torch::equal(sinusoids(7, 4, 64), table.slice(0, 7, 11)));
+  EXPECT_EQ(sinusoids(0, 3, 1).sizes(), (std::vector<int64_t>{3, 1}));
+  const auto ids = [](int64_t length) { return torch::zeros({1, length}, torch::kLong); };
+  EXPECT_EQ(error_of([&] { learned->forward(ids(51)); }),
+            "model: tokens reach position 51, expected at most max_length = 50 (learned "
+            "positions; sinusoidal and rotary have no limit)");
+  EXPECT_EQ(error_of([&] { learned->forward(ids(2), 49); }).find("position 51"), 20u);
+  EXPECT_EQ(error_of([&] { learned->forward(ids(2) + 200); }),
+            "model: tokens holds id 200, expected 0 to 199");
+  EXPECT_EQ(error_of([&] { learned->forward(ids(2) - 1); }),
+            "model: tokens holds id -1, expected 0 to 199");
+  EXPECT_EQ(error_of([&] {
+              learned->forward(torch::zeros({1, 2}));
+            }),
+            "model: tokens is Float of shape [1, 2], expected int64 of shape [B, L]");
+  config.positions = PositionKind::kSinusoidal;
+  Embedding fixed(config);
+  EXPECT_EQ(fixed->parameters().size(), 1u);
+  EXPECT_LT(
+      distance(fixed->forward(ids(80)), fixed->weight()[0].view({1, 1, 64}) + sinusoids(0, 80, 64)),
+      1e-6);
+}
+
+}  // namespace
+}  // namespace performer
