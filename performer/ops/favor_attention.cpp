@@ -9,7 +9,12 @@
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <string>
+#include <vector>
+
 #include "favor/check.h"
+#include "favor/projection.h"
 #include "performer/ops/kernels.h"
 
 namespace performer {
@@ -126,6 +131,26 @@ DecodeResult decode_step_meta(const at::Tensor& q, const at::Tensor&, const at::
           at::empty_like(S, {}, contiguous), at::empty_like(z, {}, contiguous)};
 }
 
+at::Tensor draw_projection_kernel(int64_t num_features, int64_t head_dim, std::string_view kind,
+                                  std::string_view row_norm, int64_t seed, int64_t layer,
+                                  int64_t head, int64_t redraw) {
+  FAVOR_CHECK(layer >= 0 && head >= 0 && redraw >= 0, "draw_projection: layer, head, redraw are ",
+              layer, ", ", head, ", ", redraw, ", expected 0 or more");
+  favor::ProjectionSpec spec;
+  spec.kind = favor::projection_kind_from_string(kind);
+  spec.row_norm = favor::row_norm_from_string(row_norm);
+  spec.num_features = num_features;
+  spec.head_dim = head_dim;
+  spec.seed = static_cast<uint64_t>(seed);
+  spec.layer = static_cast<uint32_t>(layer);
+  spec.head = static_cast<uint32_t>(head);
+  spec.redraw = static_cast<uint32_t>(redraw);
+  const std::vector<float> rows = favor::draw_projection(spec);
+  at::Tensor projection = at::empty({num_features, head_dim}, at::kFloat);
+  std::copy(rows.begin(), rows.end(), projection.mutable_data_ptr<float>());
+  return projection;
+}
+
 using ForwardSignature = ForwardResult(const at::Tensor&, const at::Tensor&, const at::Tensor&,
                                        const OptionalTensor&, const OptionalTensor&,
                                        const OptionalTensor&, const OptionalTensor&,
@@ -208,6 +233,10 @@ TORCH_LIBRARY(performer, m) {
       "decode_step(Tensor q, Tensor k, Tensor v, Tensor c, Tensor S, Tensor z, SymInt position, "
       "Tensor? projection=None, Tensor? key_padding_mask=None, " +
       map + ") -> (Tensor out, Tensor c, Tensor S, Tensor z)");
+  m.def(
+      "draw_projection(int num_features, int head_dim, str kind=\"orthogonal\", "
+      "str row_norm=\"chi\", int seed=0, int layer=0, int head=0, int redraw=0) -> Tensor",
+      performer::ops::draw_projection_kernel);
 }
 
 TORCH_LIBRARY_IMPL(performer, CompositeExplicitAutograd, m) {
