@@ -116,41 +116,46 @@ struct ErrorRatio {
 };
 
 /// The rule: err(kernel) <= 2 err(naive) + 4 eps scale, with errors against `truth`, both for the
-/// largest and for the root mean square error. `floor` raises scale, which is otherwise the size of
-/// the truth, for results that are small differences of larger terms.
+/// largest and for the root mean square error. scale is the size of the truth, or that of `terms`
+/// if larger: results that are differences of larger terms are rounded relative to these.
 inline ErrorRatio error_ratio(const std::vector<float>& kernel, const std::vector<float>& naive,
-                              const std::vector<double>& truth, double floor = 0) {
-  ErrorRatio result;
+                              const std::vector<double>& truth,
+                              const std::vector<double>& terms = {}) {
   if (kernel.size() != truth.size() || naive.size() != truth.size()) {
     throw std::logic_error("error_ratio: the sizes differ");
   }
-  double scale_max = 0, kernel_square = 0, naive_square = 0, scale_square = 0;
+  struct Size {
+    double largest = 0, square = 0;
+    void add(double x) {
+      largest = std::max(largest, std::abs(x));
+      square += x * x;
+    }
+  };
+  Size kernel_error, naive_error, truth_size, terms_size;
+  ErrorRatio result;
   for (size_t i = 0; i < truth.size(); ++i) {
-    const double kernel_error = std::abs(kernel[i] - truth[i]);
-    const double naive_error = std::abs(naive[i] - truth[i]);
-    if (!std::isfinite(kernel_error)) {
+    if (!std::isfinite(kernel[i])) {
       result.ratio = result.kernel = std::numeric_limits<double>::infinity();
       return result;
     }
-    result.kernel = std::max(result.kernel, kernel_error);
-    kernel_square += kernel_error * kernel_error;
-    scale_max = std::max(scale_max, std::abs(truth[i]));
-    scale_square += truth[i] * truth[i];
+    kernel_error.add(kernel[i] - truth[i]);
+    truth_size.add(truth[i]);
     // A naive result that is not finite allows nothing.
-    if (!std::isfinite(naive_error)) continue;
-    result.naive = std::max(result.naive, naive_error);
-    naive_square += naive_error * naive_error;
+    if (std::isfinite(naive[i])) naive_error.add(naive[i] - truth[i]);
   }
-  if (truth.empty()) return result;
-  const double n = static_cast<double>(truth.size());
+  for (const double x : terms) terms_size.add(x);
+  result.kernel = kernel_error.largest;
+  result.naive = naive_error.largest;
+  const double n = static_cast<double>(std::max<size_t>(truth.size(), 1));
   const double eps = std::numeric_limits<float>::epsilon();
-  const auto ratio = [&](double kernel_error, double naive_error, double scale) {
-    const double allowed = 2 * naive_error + 4 * eps * std::max(scale, floor);
-    return kernel_error == 0 ? 0 : kernel_error / allowed;
+  const auto ratio = [&](double error, double budget, double scale) {
+    return error == 0 ? 0 : error / (2 * budget + 4 * eps * scale);
   };
-  result.ratio = std::max(ratio(result.kernel, result.naive, scale_max),
-                          ratio(std::sqrt(kernel_square / n), std::sqrt(naive_square / n),
-                                std::sqrt(scale_square / n)));
+  const auto rms = [&](const Size& size) { return std::sqrt(size.square / n); };
+  result.ratio = std::max(
+      ratio(kernel_error.largest, naive_error.largest,
+            std::max(truth_size.largest, terms_size.largest)),
+      ratio(rms(kernel_error), rms(naive_error), std::max(rms(truth_size), rms(terms_size))));
   return result;
 }
 
@@ -272,9 +277,15 @@ AttentionParams<T> make_params(const Problem& p, const std::vector<T>& projectio
   return params;
 }
 
-enum class Passes { kForward, kBoth };
+enum class Passes {
+  kForward,  ///< gradients stay empty
+  kBoth,
+  kBothWithoutOut,  ///< the backward pass is told that out is 0, see run_reference
+};
 
-/// Forward and backward by the reference in T. Without a backward pass gradients are empty.
+/// Forward and backward by the reference in T. The gradient of a feature is a difference, dout.v
+/// less dout.out; with kBothWithoutOut the second term is missing, which leaves the size of the
+/// terms that rounding errors are relative to.
 template <class T>
 Results<T> run_reference(const Problem& p, Passes passes = Passes::kBoth) {
   const Case& c = p.spec;
@@ -303,6 +314,7 @@ Results<T> run_reference(const Problem& p, Passes passes = Passes::kBoth) {
   forward(params, read(q, c.L, c.D), read(k, c.S, c.D), read(v, c.S, c.E), view(r.out, c.L, c.E),
           nullptr, nullptr, nullptr);
   if (passes == Passes::kForward) return r;
+  if (passes == Passes::kBothWithoutOut) std::fill(r.out.begin(), r.out.end(), T{0});
   r.dq.assign(q.size(), nan);
   r.dk.assign(k.size(), nan);
   r.dv.assign(v.size(), nan);
@@ -336,7 +348,7 @@ inline Results<float> run_kernel(const Problem& p, Passes passes = Passes::kBoth
   saved.state = c.keep_state ? state.view().data : nullptr;
   saved.chunk_starts = c.causal ? chunk_starts.data() : nullptr;
   const AttentionParams<float> params = make_params(p, p.projection);
-  const bool both = passes == Passes::kBoth;
+  const bool both = passes != Passes::kForward;
   if (c.causal) {
     causal_forward<float>(params, q.view(), k.view(), v.view(), out.view(), &saved);
     if (both) {
@@ -372,24 +384,15 @@ inline bool all_finite(const std::vector<float>& values) {
 struct Judge {
   Results<double> truth;
   Results<float> naive;
-  double gradient_floor = 0;
+  Results<double> terms;  ///< see run_reference
   bool compare_gradients = true;
 
   explicit Judge(const Problem& p, Passes passes = Passes::kBoth)
-      : truth(run_reference<double>(p, passes)), naive(run_reference<float>(p, passes)) {
-    // Feature gradients are differences of dout.v and dout.out, and rounding is relative to these.
-    const auto largest = [](const std::vector<float>& x) {
-      float m = 0;
-      for (float value : x) {
-        if (std::isfinite(value) && std::abs(value) < 1e20f) m = std::max(m, std::abs(value));
-      }
-      return static_cast<double>(m);
-    };
-    const double slope = std::max(p.projection.empty() ? 1.0 : largest(p.projection), largest(p.k));
-    gradient_floor = largest(p.dout) * largest(p.v) * slope *
-                     std::sqrt(resolve_scale(make_params(p, p.projection), p.spec.D));
-    // Beyond, attention is one-hot and float gradients are mostly cancellation.
-    compare_gradients = p.spec.norm <= 8;
+      : truth(run_reference<double>(p, passes)),
+        naive(run_reference<float>(p, passes)),
+        // Beyond, attention is one-hot and float gradients are mostly cancellation.
+        compare_gradients(passes == Passes::kBoth && p.spec.norm <= 8) {
+    if (compare_gradients) terms = run_reference<double>(p, Passes::kBothWithoutOut);
   }
 
   /// Empty if the results pass, else what is wrong with them.
@@ -397,18 +400,18 @@ struct Judge {
     std::string wrong;
     const auto check = [&](const char* name, const std::vector<float>& kernel,
                            const std::vector<float>& plain, const std::vector<double>& exact,
-                           double floor) {
-      const ErrorRatio e = error_ratio(kernel, plain, exact, floor);
+                           const std::vector<double>& scale) {
+      const ErrorRatio e = error_ratio(kernel, plain, exact, scale);
       if (!(e.ratio <= 1)) {
         wrong += message(name, " errs ", e.ratio, " times what is allowed (", e.kernel,
                          ", naive float ", e.naive, "); ");
       }
     };
-    check("out", r.out, naive.out, truth.out, 0);
+    check("out", r.out, naive.out, truth.out, {});
     if (compare_gradients) {
-      check("dq", r.dq, naive.dq, truth.dq, gradient_floor);
-      check("dk", r.dk, naive.dk, truth.dk, gradient_floor);
-      check("dv", r.dv, naive.dv, truth.dv, 0);
+      check("dq", r.dq, naive.dq, truth.dq, terms.dq);
+      check("dk", r.dk, naive.dk, truth.dk, terms.dk);
+      check("dv", r.dv, naive.dv, truth.dv, {});
     } else if (!all_finite(r.dq) || !all_finite(r.dk) || !all_finite(r.dv)) {
       wrong += "a gradient is not finite; ";
     }
