@@ -85,6 +85,8 @@ ScheduleKind schedule_kind_from_string(std::string_view word) {
 
 void TrainConfig::check() const {
   model.check();
+  FAVOR_CHECK(model.vocab_size == Tokenizer::protein().size(), "vocab_size is ", model.vocab_size,
+              ", expected ", Tokenizer::protein().size(), " (the protein alphabet)");
   const auto at_least = [](const char* name, auto value, auto least) {
     FAVOR_CHECK(value >= least, name, " is ", value, ", expected at least ", least);
   };

@@ -42,7 +42,8 @@ std::vector<uint8_t> rng_state() {
 void set_rng_state(const std::vector<uint8_t>& bytes) {
   torch::Tensor state = torch::empty({static_cast<int64_t>(bytes.size())}, torch::kUInt8);
   std::memcpy(state.data_ptr(), bytes.data(), bytes.size());
-  at::globalContext().defaultGenerator(at::kCPU).set_state(state);
+  at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
+  generator.set_state(state);
 }
 
 // Matrices decay; biases, norms and the position table, whose scale matters, do not.

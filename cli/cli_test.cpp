@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: Apache-2.0
+// The program as its users run it: statuses, streams, messages, and a run killed at any moment.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <sstream>
+#include <thread>
+
+#include "favor/random.h"
+#include "performer/train/run_folder.h"
+
+namespace performer {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+struct Outcome {
+  int status = -1;  // -1: ended by a signal
+  std::string out, err;
+};
+
+std::string read_file(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+class Cli : public testing::Test {
+ protected:
+  void SetUp() override {
+    const auto* info = testing::UnitTest::GetInstance()->current_test_info();
+    folder_ = fs::temp_directory_path() /
+              ("performer-cli-" + std::string(info->name()) + "-" + std::to_string(::getpid()));
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+    const std::string letters = "ACDEFGHIKLMNPQRSTVWY";
+    favor::RandomStream random(7, 1);
+    std::ofstream fasta(folder_ / "data.fasta");
+    for (int i = 0; i < 120; ++i) {
+      fasta << ">r" << i << "\n";
+      const uint64_t length = 20 + random.below(60);
+      for (uint64_t j = 0; j < length; ++j) fasta << letters[random.below(20)];
+      fasta << "\n";
+    }
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+
+  // Starts the program with its streams in files.
+  pid_t start(const std::vector<std::string>& arguments) const {
+    const pid_t child = ::fork();
+    if (child != 0) return child;
+    const auto redirect = [](const std::string& file, int to) {
+      const int descriptor = ::open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
+      ::dup2(descriptor, to);
+    };
+    redirect(path("stdout"), STDOUT_FILENO);
+    redirect(path("stderr"), STDERR_FILENO);
+    std::vector<char*> argv = {const_cast<char*>(PERFORMER_BINARY)};
+    for (const std::string& argument : arguments) {
+      argv.push_back(const_cast<char*>(argument.c_str()));
+    }
+    argv.push_back(nullptr);
+    ::execv(PERFORMER_BINARY, argv.data());
+    ::_exit(127);
+  }
+
+  Outcome run(const std::vector<std::string>& arguments) const {
+    int status = 0;
+    ::waitpid(start(arguments), &status, 0);
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_file(path("stdout")),
+            read_file(path("stderr"))};
+  }
+
+  std::vector<std::string> train_arguments(const std::string& run) const {
+    return {"train",
+            "--data",
+            path("data.fasta"),
+            "--out",
+            path(run),
+            "--dim",
+            "32",
+            "--num-layers",
+            "2",
+            "--num-heads",
+            "2",
+            "--ff-dim",
+            "64",
+            "--num-features",
+            "16",
+            "--length",
+            "64",
+            "--batch-tokens",
+            "256",
+            "--valid-fraction",
+            "0.1",
+            "--test-fraction",
+            "0.1",
+            "--max-steps",
+            "30",
+            "--log-interval",
+            "5",
+            "--eval-interval",
+            "10",
+            "--save-interval",
+            "10",
+            "--threads",
+            "2",
+            "--seed",
+            "4",
+            "--warmup-steps",
+            "5",
+            "--schedule",
+            "cosine",
+            "--redraw-interval",
+            "7",
+            "--quiet"};
+  }
+
+  Outcome train(const std::string& run_name, const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> arguments = train_arguments(run_name);
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run(arguments);
+  }
+
+  fs::path folder_;
+};
+
+void expect_error(const Outcome& outcome, int status, const std::vector<std::string>& parts) {
+  EXPECT_EQ(outcome.status, status) << outcome.err;
+  EXPECT_EQ(outcome.out, "");
+  EXPECT_TRUE(outcome.err.starts_with("performer: error: ")) << outcome.err;
+  EXPECT_EQ(outcome.err.find('\n'), outcome.err.size() - 1) << outcome.err;
+  for (const std::string& part : parts) {
+    EXPECT_NE(outcome.err.find(part), std::string::npos) << outcome.err;
+  }
+}
+
+TEST_F(Cli, WrongUsageIsOneLineAndStatusTwo) {
+  expect_error(run({}), 2, {"no command given"});
+  expect_error(run({"trian"}), 2, {"'trian'", "did you mean train?"});
+  expect_error(train("run", {"--num-layer", "3"}), 2,
+               {"--num-layer", "did you mean --num-layers?"});
+  expect_error(run({"generate", "--temprature", "1"}), 2, {"did you mean --temperature?"});
+  expect_error(train("run", {"--preset", "protein-dem"}), 2, {"did you mean protein-demo?"});
+  expect_error(run({"generate", "--count", "many"}), 2, {"--count is 'many'", "whole number"});
+  expect_error(run({"tokenize", "a.fasta", "b.fasta"}), 2, {"unexpected argument 'b.fasta'"});
+  expect_error(run({"train", "--out", path("run")}), 2, {"--data is missing"});
+  EXPECT_FALSE(fs::exists(path("run")));
+}
+
+TEST_F(Cli, ConfigurationsThatCannotBeAreNamedWithBothValues) {
+  const auto with = [&](const std::string& option, const std::string& value) {
+    return run({"train", "--data", path("data.fasta"), "--out", path("run"), option, value});
+  };
+  expect_error(with("--num-heads", "7"), 2, {"num_heads", "7", "512"});
+  expect_error(with("--num-features", "-5"), 2, {"num_features", "-5", "expected"});
+  expect_error(with("--feature-map", "tanh"), 2, {"--feature-map is 'tanh'", "positive or relu"});
+  expect_error(with("--dtype", "float8"), 2, {"dtype is 'float8'", "expected float32"});
+  expect_error(with("--vocab-size", "30"), 2, {"vocab_size", "30", "29"});
+  EXPECT_FALSE(fs::exists(path("run")));
+}
+
+TEST_F(Cli, FailuresOfTheOutsideWorldAreStatusOne) {
+  expect_error(run({"tokenize", path("none.fasta")}), 1, {"none.fasta"});
+  expect_error(run({"eval", "--model", path("none")}), 1, {"none: is not a folder"});
+  expect_error(run({"tokenize", path("data.fasta"), "-o", path("no/where.tsv")}), 1,
+               {"no/where.tsv", "cannot be written"});
+  std::ofstream(path("taken.tsv")) << "mine";
+  expect_error(run({"tokenize", path("data.fasta"), "-o", path("taken.tsv")}), 1,
+               {"taken.tsv exists", "--force"});
+  EXPECT_EQ(read_file(path("taken.tsv")), "mine");
+  std::ofstream(path("file")) << "";
+  expect_error(run({"train", "--data", path("data.fasta"), "--out", path("file"), "--quiet"}), 1,
+               {"is a file, expected a folder"});
+  std::ofstream(path("c.json")) << R"({"dimm": 64})";
+  expect_error(run({"train", "--data", path("data.fasta"), "--out", path("run"), "--config",
+                    path("c.json")}),
+               2, {"unknown key 'dimm'", "did you mean dim?"});
+}
+
+TEST_F(Cli, HelpShowsCurrentDefaults) {
+  const Outcome general = run({"--help"});
+  EXPECT_EQ(general.status, 0);
+  for (const char* name : {"info", "train", "eval", "generate", "tokenize"}) {
+    EXPECT_NE(general.out.find(std::string("\n  ") + name), std::string::npos) << name;
+    EXPECT_EQ(run({name, "--help"}).status, 0) << name;
+  }
+  const std::string plain = run({"train", "--help"}).out;
+  EXPECT_NE(plain.find("width [512]"), std::string::npos) << plain;
+  for (const Field& field : train_fields()) {
+    EXPECT_NE(plain.find(field.option()), std::string::npos) << field.key;
+  }
+  TrainConfig demo;
+  apply_preset(demo, "protein-demo");
+  const std::string preset =
+      run({"train", "--preset", "protein-demo", "--num-layers", "9", "--help"}).out;
+  EXPECT_NE(preset.find("width [" + std::to_string(demo.model.dim) + "]"), std::string::npos);
+  EXPECT_NE(preset.find("depth [9]"), std::string::npos);
+}
+
+TEST_F(Cli, TokenizeWritesDataToStandardOutputAlone) {
+  std::ofstream(path("small.fasta")) << ">a desc\r\nmkt\r\nAYI*\r\n>b\nACD\n";
+  const Outcome tsv = run({"tokenize", path("small.fasta")});
+  EXPECT_EQ(tsv.status, 0);
+  EXPECT_EQ(tsv.out, "name\tlength\tids\na\t6\t10 8 16 0 19 7\nb\t3\t0 1 2\n");
+  EXPECT_NE(tsv.err.find("2 records"), std::string::npos) << tsv.err;
+  const Outcome lines = run({"tokenize", "--json", "--quiet", path("small.fasta")});
+  EXPECT_EQ(lines.out,
+            "{\"name\":\"a\",\"length\":6,\"ids\":[10,8,16,0,19,7]}\n"
+            "{\"name\":\"b\",\"length\":3,\"ids\":[0,1,2]}\n");
+  EXPECT_EQ(lines.err, "");
+  // A file that turns out to be wrong leaves nothing behind.
+  std::ofstream(path("bad.fasta")) << ">a\nACD\n>b\nAC#D\n";
+  EXPECT_EQ(run({"tokenize", path("bad.fasta"), "-o", path("bad.tsv")}).status, 1);
+  for (const auto& entry : fs::directory_iterator(folder_)) {
+    EXPECT_FALSE(entry.path().filename().string().starts_with("bad.tsv")) << entry.path();
+  }
+}
+
+TEST_F(Cli, TrainEvalGenerateAndInfoWorkTogether) {
+  const Outcome trained = train("run", {"--json"});
+  ASSERT_EQ(trained.status, 0) << trained.err;
+  const json result = json::parse(trained.out);
+  EXPECT_EQ(result["steps"], 30);
+  EXPECT_GT(result["peak_memory_bytes"].get<int64_t>(), 1000000);
+
+  const Outcome evaluated = run({"eval", "--model", path("run"), "--json", "--quiet"});
+  ASSERT_EQ(evaluated.status, 0) << evaluated.err;
+  const json score = json::parse(evaluated.out);
+  EXPECT_EQ(score["targets"], result["test"]["targets"]);
+  EXPECT_DOUBLE_EQ(score["loss"].get<double>(), result["test"]["loss"].get<double>());
+  EXPECT_EQ(score["baseline"], result["test"]["baseline"]);
+  const Outcome table = run({"eval", "--model", path("run"), "--data", path("data.fasta")});
+  EXPECT_EQ(table.status, 0);
+  EXPECT_NE(table.out.find("empirical baseline"), std::string::npos);
+
+  const std::vector<std::string> generate = {"generate", "--model",  path("run"),    "--count",
+                                             "3",        "--prompt", "mk",           "--seed",
+                                             "5",        "--quiet",  "--max-length", "50"};
+  const Outcome sampled = run(generate);
+  EXPECT_EQ(sampled.status, 0) << sampled.err;
+  EXPECT_TRUE(sampled.out.starts_with(">generated-1 ")) << sampled.out;
+  EXPECT_NE(sampled.out.find("\nMK"), std::string::npos) << sampled.out;
+  EXPECT_EQ(run(generate).out, sampled.out);
+
+  const json info = json::parse(run({"info", path("run"), "--json"}).out);
+  EXPECT_EQ(info["num_parameters"], result["num_parameters"]);
+  EXPECT_EQ(info["config"]["dim"], 32);
+  EXPECT_NE(run({"info"}).out.find("torch"), std::string::npos);
+
+  expect_error(train("run"), 1, {"holds a run already", "--force"});
+}
+
+TEST_F(Cli, ResumedRunKeepsItsConfiguration) {
+  ASSERT_EQ(train("run").status, 0);
+  expect_error(run({"train", "--out", path("run"), "--resume", "auto", "--dim", "64"}), 2,
+               {"--dim is 64, expected 32 as in the run being resumed"});
+  const Outcome longer = run({"train", "--out", path("run"), "--resume", "auto", "--max-steps",
+                              "35", "--json", "--quiet"});
+  ASSERT_EQ(longer.status, 0) << longer.err;
+  EXPECT_EQ(json::parse(longer.out)["steps"], 35);
+}
+
+TEST_F(Cli, InterruptSavesAndEndsWithSuccess) {
+  std::vector<std::string> arguments = train_arguments("run");
+  arguments.insert(arguments.end(), {"--json"});
+  for (std::string& argument : arguments) {
+    if (argument == "30") argument = "1000000";
+  }
+  const pid_t child = start(arguments);
+  // The first checkpoint tells that the loop is running.
+  for (int i = 0; i < 6000 && checkpoint_steps(path("run")).empty(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  ASSERT_FALSE(checkpoint_steps(path("run")).empty()) << read_file(path("stderr"));
+  ::kill(child, SIGINT);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  const json result = json::parse(read_file(path("stdout")));
+  EXPECT_TRUE(result["interrupted"].get<bool>());
+  EXPECT_EQ(result["checkpoint"], checkpoint_path(path("run"), result["steps"].get<int64_t>()));
+}
+
+// Killed by SIGKILL while it computes and while it writes a checkpoint, the run goes on from its
+// newest complete checkpoint and ends with the bytes of a run that nobody disturbed.
+TEST_F(Cli, KilledRunEndsWithTheSameBytes) {
+  const std::vector<std::string> resume = {"--resume", "auto"};
+  std::vector<std::string> arguments = train_arguments("killed");
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i] == "--save-interval") arguments[i + 1] = "1";
+  }
+  arguments.insert(arguments.end(), resume.begin(), resume.end());
+  ASSERT_EQ(train("straight").status, 0);
+
+  int killed = 0;
+  int killed_while_writing = 0;
+  const auto half_written = [&] {
+    std::error_code ignored;
+    for (const auto& entry : fs::directory_iterator(path("killed"), ignored)) {
+      if (entry.path().filename().string().starts_with(".new-")) return true;
+    }
+    return false;
+  };
+  const auto last_step = [&] {
+    const auto steps = checkpoint_steps(path("killed"));
+    return steps.empty() ? int64_t{0} : steps.back();
+  };
+  // An attempt is killed some steps after where it began, in turn at a random moment of a step and
+  // as soon as a folder of a checkpoint being written appears.
+  std::random_device seed;
+  favor::RandomStream random(seed(), 0);
+  for (int attempt = 0; attempt < 6; ++attempt) {
+    const int64_t begin = last_step();
+    const int64_t wanted = begin + 1 + static_cast<int64_t>(random.below(3));
+    const pid_t child = start(arguments);
+    int status = 0;
+    bool ended = false;
+    const auto over = [&] { return ended = ended || ::waitpid(child, &status, WNOHANG) == child; };
+    while (!over() && last_step() < wanted) ::usleep(200);
+    if (attempt % 2 == 0) {
+      ::usleep(static_cast<useconds_t>(random.below(30000)));
+    } else {
+      while (!over() && !half_written()) {
+      }
+    }
+    if (over()) {
+      EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << read_file(path("stderr"));
+      continue;
+    }
+    ::kill(child, SIGKILL);
+    ::waitpid(child, &status, 0);
+    if (WIFSIGNALED(status)) ++killed;
+    if (half_written()) ++killed_while_writing;
+  }
+  EXPECT_GE(killed, 3);
+  EXPECT_GE(killed_while_writing, 1);
+  const Outcome last = run(arguments);
+  ASSERT_EQ(last.status, 0) << last.err;
+  for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+    EXPECT_TRUE(read_file(folder_ / "killed" / "checkpoint-30" / file) ==
+                read_file(folder_ / "straight" / "checkpoint-30" / file))
+        << file;
+  }
+  EXPECT_FALSE(half_written());
+}
+
+}  // namespace
+}  // namespace performer

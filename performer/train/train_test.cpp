@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: Apache-2.0
+// The trainer on tiny models: it learns, stops and goes on without a trace, and says what is wrong.
+#include <gtest/gtest.h>
+#include <torch/types.h>
+#include <torch/utils.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "favor/check.h"
+#include "favor/random.h"
+#include "performer/data/safetensors.h"
+#include "performer/train/checkpoint.h"
+#include "performer/train/run_folder.h"
+#include "performer/train/trainer.h"
+
+namespace performer {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+std::string read_file(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  EXPECT_TRUE(in) << path;
+  std::ostringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+void write_file(const fs::path& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+class Train : public testing::Test {
+ protected:
+  void SetUp() override {
+    const auto* info = testing::UnitTest::GetInstance()->current_test_info();
+    folder_ = fs::temp_directory_path() /
+              ("performer-" + std::string(info->name()) + "-" + std::to_string(::getpid()));
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  // Records in which each letter tells the next, apart from where they start.
+  std::string periodic_fasta(int records) const {
+    const std::string letters = "ACDEFGHIKLMNPQRSTVWY";
+    std::string text;
+    for (int i = 0; i < records; ++i) {
+      text += ">r" + std::to_string(i) + "\n";
+      for (int j = 0; j < 40 + i % 7; ++j) text += letters[(i + 3 * j) % 20];
+      text += "\n";
+    }
+    const fs::path path = folder_ / "periodic.fasta";
+    write_file(path, text);
+    return path.string();
+  }
+
+  std::string random_fasta(int records) const {
+    const std::string letters = "ACDEFGHIKLMNPQRSTVWY";
+    favor::RandomStream random(5, 1);
+    std::string text;
+    for (int i = 0; i < records; ++i) {
+      text += ">r" + std::to_string(i) + "\n";
+      const uint64_t length = 10 + random.below(80);
+      for (uint64_t j = 0; j < length; ++j) text += letters[random.below(20)];
+      text += "\n";
+    }
+    const fs::path path = folder_ / "random.fasta";
+    write_file(path, text);
+    return path.string();
+  }
+
+  TrainConfig tiny(const std::string& data, const std::string& run) const {
+    TrainConfig config;
+    config.model.dim = 32;
+    config.model.num_layers = 2;
+    config.model.num_heads = 2;
+    config.model.ff_dim = 64;
+    config.model.max_length = 64;
+    config.model.attention.num_features = 16;
+    config.data.data = data;
+    config.data.length = 64;
+    config.data.batch_tokens = 256;
+    config.data.valid_fraction = 0.1;
+    config.data.test_fraction = 0.1;
+    config.optimizer.warmup_steps = 5;
+    config.run.max_steps = 20;
+    config.run.log_interval = 5;
+    config.run.eval_interval = 5;
+    config.run.save_interval = 10;
+    config.run.out = (folder_ / run).string();
+    config.run.quiet = true;
+    return config;
+  }
+
+  fs::path folder_;
+};
+
+std::string error_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+// The lines without what the clock says.
+std::vector<json> timeless_metrics(const fs::path& run) {
+  std::vector<json> lines;
+  std::istringstream in(read_file(run / "metrics.jsonl"));
+  for (std::string line; std::getline(in, line);) {
+    json object = json::parse(line);
+    object.erase("tokens_per_s");
+    object.erase("elapsed_s");
+    lines.push_back(object);
+  }
+  return lines;
+}
+
+json timeless_state(const fs::path& checkpoint) {
+  json state = json::parse(read_file(checkpoint / "trainer_state.json"));
+  state.erase("elapsed_s");
+  return state;
+}
+
+void expect_same_run(const fs::path& a, const fs::path& b, int64_t step) {
+  const std::string name = "checkpoint-" + std::to_string(step);
+  EXPECT_TRUE(read_file(a / name / "model.safetensors") ==
+              read_file(b / name / "model.safetensors"));
+  EXPECT_TRUE(read_file(a / name / "optimizer.safetensors") ==
+              read_file(b / name / "optimizer.safetensors"));
+  EXPECT_EQ(timeless_state(a / name), timeless_state(b / name));
+  EXPECT_EQ(timeless_metrics(a), timeless_metrics(b));
+}
+
+TEST_F(Train, LearnsAPeriodicLanguage) {
+  for (const bool causal : {true, false}) {
+    TrainConfig config = tiny(periodic_fasta(40), causal ? "causal" : "masked");
+    config.model.causal = causal;
+    config.model.dropout = 0;
+    config.data.windowing = causal ? Windowing::kConcat : Windowing::kCrop;
+    config.optimizer.lr = 5e-3;
+    config.optimizer.clip = 0;
+    config.run.max_steps = causal ? 150 : 300;
+    config.run.eval_interval = 0;
+    config.run.save_interval = 0;
+    const TrainResult result = train(config);
+    ASSERT_TRUE(result.test.has_value());
+    // Where a record starts cannot be known, and few letters are masked: far below chance is
+    // enough.
+    EXPECT_LT(result.test->model.perplexity, 0.25 * result.test->baseline.perplexity) << causal;
+    EXPECT_GT(result.test->model.accuracy, 0.6) << causal;
+    EXPECT_EQ(result.steps, config.run.max_steps);
+  }
+}
+
+TEST_F(Train, ResumedRunEqualsStraightRunBitForBit) {
+  const std::string data = random_fasta(120);
+  for (const bool causal : {true, false}) {
+    const std::string kind = causal ? "causal" : "masked";
+    const auto configure = [&](const std::string& run) {
+      TrainConfig config = tiny(data, run + kind);
+      config.model.causal = causal;
+      config.model.dropout = 0.1;
+      config.model.attention.redraw_interval = 3;
+      config.data.windowing = causal ? Windowing::kConcat : Windowing::kCrop;
+      config.optimizer.accumulate = 2;
+      config.optimizer.schedule = ScheduleKind::kCosine;
+      return config;
+    };
+    const TrainConfig straight = configure("straight");
+    EXPECT_FALSE(train(straight).interrupted);
+    // Once at a step with checkpoint, metrics and evaluation, once between all of them.
+    for (const int stop_at : {10, 7}) {
+      TrainConfig parts = configure("parts" + std::to_string(stop_at));
+      TrainHooks hooks;
+      int steps = 0;
+      hooks.should_stop = [&] { return ++steps == stop_at; };
+      const TrainResult first = train(parts, hooks);
+      EXPECT_TRUE(first.interrupted);
+      EXPECT_EQ(first.steps, stop_at);
+      parts.run.resume = "auto";
+      EXPECT_EQ(train(parts).steps, 20);
+      expect_same_run(straight.run.out, parts.run.out, 20);
+    }
+  }
+}
+
+TEST_F(Train, KeepsTheNewestCheckpointsAndTheBest) {
+  TrainConfig config = tiny(random_fasta(60), "run");
+  config.run.save_interval = 2;
+  config.run.eval_interval = 2;
+  config.run.keep_checkpoints = 2;
+  const TrainResult result = train(config);
+  std::vector<int64_t> expected = {18, 20};
+  if (result.best_step < 18) expected.insert(expected.begin(), result.best_step);
+  EXPECT_EQ(checkpoint_steps(config.run.out), expected);
+}
+
+TEST_F(Train, DamagedCheckpointIsSkippedAndRefusedByName) {
+  TrainConfig config = tiny(random_fasta(60), "run");
+  config.run.save_interval = 5;
+  config.run.keep_checkpoints = 4;
+  train(config);
+  const std::string newest = checkpoint_path(config.run.out, 20);
+  const fs::path model = fs::path(newest) / "model.safetensors";
+  fs::resize_file(model, fs::file_size(model) / 2);
+  // What a killed process leaves is no checkpoint at all.
+  fs::create_directories(fs::path(config.run.out) / ".new-checkpoint-99");
+
+  std::string warning;
+  EXPECT_EQ(newest_checkpoint(config.run.out, [&](const std::string& text) { warning = text; }),
+            checkpoint_path(config.run.out, 15));
+  EXPECT_NE(warning.find(model.string()), std::string::npos) << warning;
+
+  config.run.resume = newest;
+  const std::string refusal = error_of([&] { train(config); });
+  EXPECT_NE(refusal.find(newest), std::string::npos) << refusal;
+  EXPECT_NE(refusal.find("model.safetensors"), std::string::npos) << refusal;
+
+  config.run.resume = "auto";
+  EXPECT_EQ(train(config).steps, 20);
+  EXPECT_EQ(checkpoint_problem(newest), std::nullopt);
+}
+
+TEST_F(Train, ExistingRunNeedsForceOrResume) {
+  TrainConfig config = tiny(random_fasta(60), "run");
+  config.run.max_steps = 2;
+  train(config);
+  EXPECT_NE(error_of([&] { train(config); }).find("--force"), std::string::npos);
+  config.run.force = true;
+  EXPECT_EQ(train(config).steps, 2);
+}
+
+TEST_F(Train, LossThatIsNotFiniteStopsTheRun) {
+  TrainConfig config = tiny(random_fasta(60), "run");
+  config.optimizer.lr = 1e30;
+  config.optimizer.warmup_steps = 0;
+  config.run.save_interval = 1;
+  const std::string text = error_of([&] { train(config); });
+  EXPECT_NE(text.find(" in step 2,"), std::string::npos) << text;
+  EXPECT_NE(text.find("lr 1e+30"), std::string::npos) << text;
+  EXPECT_NE(text.find("last good checkpoint: " + checkpoint_path(config.run.out, 1)),
+            std::string::npos)
+      << text;
+  EXPECT_EQ(text.find('\n'), std::string::npos) << text;
+}
+
+TEST_F(Train, ZeroStepsEvaluateAndSave) {
+  TrainConfig config = tiny(random_fasta(60), "run");
+  config.run.max_steps = 0;
+  const TrainResult result = train(config);
+  EXPECT_TRUE(result.test.has_value());
+  EXPECT_EQ(checkpoint_problem(checkpoint_path(config.run.out, 0)), std::nullopt);
+}
+
+TEST_F(Train, WeightsMoveBetweenMethodsOfAttention) {
+  const std::string data = random_fasta(60);
+  TrainConfig exact = tiny(data, "exact");
+  exact.model.attention.method = AttentionMethod::kExact;
+  train(exact);
+  TrainConfig favor = tiny(data, "favor");
+  favor.run.init_from = exact.run.out;
+  favor.run.max_steps = 0;
+  train(favor);
+  LoadedModel a = load_model(exact.run.out);
+  LoadedModel b = load_model(favor.run.out);
+  EXPECT_EQ(b.model->config().attention.method, AttentionMethod::kFavor);
+  const auto expected = a.model->named_parameters();
+  for (const auto& item : b.model->named_parameters()) {
+    EXPECT_TRUE(torch::equal(item.value(), expected[item.key()])) << item.key();
+  }
+  EXPECT_TRUE(a.model->named_buffers().is_empty());
+  EXPECT_FALSE(b.model->named_buffers().is_empty());
+  // And back: the matrices stay behind.
+  TrainConfig back = tiny(data, "back");
+  back.model.attention.method = AttentionMethod::kExact;
+  back.run.init_from = favor.run.out;
+  back.run.max_steps = 0;
+  EXPECT_NO_THROW(train(back));
+  // Other shapes are refused with both of them.
+  TrainConfig wide = tiny(data, "wide");
+  wide.model.ff_dim = 96;
+  wide.run.init_from = exact.run.out;
+  const std::string text = error_of([&] { train(wide); });
+  EXPECT_NE(text.find("[64, 32], expected F32 [96, 32]"), std::string::npos) << text;
+}
+
+TEST_F(Train, LoadedModelNamesMissingMatricesAndBothShapes) {
+  TrainConfig config = tiny(random_fasta(60), "run");
+  config.run.max_steps = 1;
+  train(config);
+  const fs::path checkpoint = checkpoint_path(config.run.out, 1);
+  EXPECT_NO_THROW(load_model(checkpoint.string()));
+
+  const fs::path altered = folder_ / "altered";
+  fs::copy(checkpoint, altered);
+  json file = json::parse(read_file(altered / "config.json"));
+  file["num_features"] = 24;
+  write_file(altered / "config.json", file.dump());
+  const std::string shapes = error_of([&] { load_model(altered.string()); });
+  EXPECT_NE(shapes.find("[1, 16, 16], expected F32 [1, 24, 16]"), std::string::npos) << shapes;
+
+  const fs::path without = folder_ / "without";
+  fs::copy(checkpoint, without);
+  {
+    const SafetensorsFile source((checkpoint / "model.safetensors").string());
+    std::vector<StoredTensor> kept;
+    for (const StoredTensor& tensor : source.tensors()) {
+      if (!tensor.name.ends_with("projection")) kept.push_back(tensor);
+    }
+    ASSERT_EQ(kept.size() + 2, source.tensors().size());
+    write_safetensors((without / "model.safetensors").string(), kept);
+  }
+  const std::string missing = error_of([&] { load_model(without.string()); });
+  for (const char* layer : {"0", "1"}) {
+    EXPECT_NE(missing.find(std::string(layer) + ".attention.projection is missing"),
+              std::string::npos)
+        << missing;
+  }
+}
+
+TEST_F(Train, RedrawChangesMatricesAfterItsInterval) {
+  const std::string data = random_fasta(60);
+  TrainConfig still = tiny(data, "still");
+  TrainConfig moving = tiny(data, "moving");
+  moving.model.attention.redraw_interval = 20;
+  train(still);
+  train(moving);
+  LoadedModel a = load_model(still.run.out);
+  LoadedModel b = load_model(moving.run.out);
+  for (const auto& item : b.model->named_buffers()) {
+    EXPECT_FALSE(torch::equal(item.value(), a.model->named_buffers()[item.key()])) << item.key();
+  }
+  // The draw follows the last step, so the weights agree.
+  for (const auto& item : b.model->named_parameters()) {
+    EXPECT_TRUE(torch::equal(item.value(), a.model->named_parameters()[item.key()])) << item.key();
+  }
+}
+
+}  // namespace
+}  // namespace performer
