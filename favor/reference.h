@@ -53,18 +53,21 @@ struct FeatureMap {
     }
   }
 
-  /// The gradient of `row` from that of its features: da_f, or dphi_f for relu.
+  /// The gradient of `row` from that of its features, da_f, or dphi_f for relu: W^T da, and under
+  /// the positive map less x sum_f da_f for a key.
   void backward(const T* row, Side side, const T* da, T* drow) const {
     std::fill(drow, drow + D, T{0});
+    T total = 0;
     for (int64_t f = 0; f < M; ++f) {
       if (!positive && !(project(row, f) > 0)) continue;
-      for (int64_t i = 0; i < D; ++i) {
-        T slope = w != nullptr ? w[f * D + i] : static_cast<T>(i == f);
-        if (positive && side == Side::kKey) slope -= root_scale * row[i];
-        drow[i] += da[f] * slope;
-      }
+      total += da[f];
+      if (w == nullptr) drow[f] += da[f];
+      for (int64_t i = 0; w != nullptr && i < D; ++i) drow[i] += da[f] * w[f * D + i];
     }
-    for (int64_t i = 0; i < D; ++i) drow[i] *= root_scale;
+    for (int64_t i = 0; i < D; ++i) {
+      if (positive && side == Side::kKey) drow[i] -= total * (root_scale * row[i]);
+      drow[i] *= root_scale;
+    }
   }
 
  private:
@@ -147,8 +150,8 @@ struct HeadState {
   }
 };
 
-/// Writes the output row of a query with features b. Returns its denominator: as a logarithm under
-/// the positive map, without the query's own |x|^2 / 2.
+/// Writes the output row of a query with features b. Returns its normalizer: the denominator, under
+/// the positive map as a logarithm and without the query's own |x|^2 / 2.
 template <class T>
 T answer(const HeadState<T>& state, const T* b, T* e, T* out) {
   const T r = state.weights(b, e);
@@ -158,28 +161,20 @@ T answer(const HeadState<T>& state, const T* b, T* e, T* out) {
   return state.positive ? r + std::log(denominator) : denominator;
 }
 
-/// The gradient of one output row, spread over numerator and denominator: dn = dout / D and
-/// dD = -(dout.out) / D.
+/// Replaces the features b of a query by its weights divided by the denominator, so that the
+/// output is sum_f e_f S_f.
 template <class T>
-struct RowGradient {
-  std::vector<T> dn;
-  T dD = 0;
-  T r = 0;
-  bool skip = true;  ///< the row has no gradient, or nothing to attend to
-
-  void set(const HeadState<T>& state, const T* b, T* e, const T* out, const T* dout) {
-    r = state.weights(b, e);
-    const T denominator = state.denominator(e);
-    skip = denominator == 0;
-    if (skip) return;
-    dn.assign(dout, dout + state.E);
-    dD = 0;
-    for (int64_t i = 0; i < state.E; ++i) {
-      dn[i] /= denominator;
-      dD -= dn[i] * out[i];
-    }
+void normalize(const HeadState<T>& state, const T* c, T normalizer, T* b) {
+  for (int64_t f = 0; f < state.M; ++f) {
+    b[f] = state.positive ? std::exp(b[f] + c[f] - normalizer) : b[f] / normalizer;
   }
-};
+}
+
+/// Whether a row with this normalizer had anything to attend to.
+template <class T>
+bool attends(const HeadState<T>& state, T normalizer) {
+  return state.positive ? normalizer != -std::numeric_limits<T>::infinity() : normalizer != 0;
+}
 
 template <class T>
 T inner(const T* a, const T* b, int64_t n) {
@@ -188,21 +183,23 @@ T inner(const T* a, const T* b, int64_t n) {
   return sum;
 }
 
-/// Gradient of the query's features: e_f (dn.S_f + dD z_f), without e_f under relu.
+/// Gradient of the query's features, e_f (dout.S_f - delta z_f) with delta = dout.out; under relu
+/// the factor is 1 / denominator instead of e_f.
 template <class T>
-void query_gradient(const HeadState<T>& state, const RowGradient<T>& row, const T* e, T* db) {
+void query_gradient(const HeadState<T>& state, const T* dout, T delta, T normalizer, const T* e,
+                    T* db) {
   for (int64_t f = 0; f < state.M; ++f) {
-    db[f] = inner(row.dn.data(), &state.S[f * state.E], state.E) + row.dD * state.z[f];
-    if (state.positive) db[f] *= e[f];
+    const T slope = inner(dout, &state.S[f * state.E], state.E) - delta * state.z[f];
+    db[f] = state.positive ? e[f] * slope : slope / normalizer;
   }
 }
 
-/// Adds a row to the gradients dS_f and dz_f, which `sums` holds in S and z.
+/// Adds a row to the gradients dS_f += e_f dout and dz_f -= e_f delta, which `sums` holds in S, z.
 template <class T>
-void absorb_gradient(HeadState<T>& sums, const RowGradient<T>& row, const T* e) {
+void absorb_gradient(HeadState<T>& sums, const T* dout, T delta, const T* e) {
   for (int64_t f = 0; f < sums.M; ++f) {
-    sums.z[f] += e[f] * row.dD;
-    for (int64_t i = 0; i < sums.E; ++i) sums.S[f * sums.E + i] += e[f] * row.dn[i];
+    sums.z[f] -= e[f] * delta;
+    for (int64_t i = 0; i < sums.E; ++i) sums.S[f * sums.E + i] += e[f] * dout[i];
   }
 }
 
@@ -309,15 +306,18 @@ void bidirectional_backward(const AttentionParams<T>& params, View4<const T> q, 
       map.apply(k.row(b, h, j), Side::kKey, a.data());
       state.absorb(a.data(), v.row(b, h, j));
     }
-    RowGradient<T> row;
+    std::vector<T> row(E);
     for (int64_t i = segment.q0; i < segment.q1; ++i) {
-      if (is_zero(dout.row(b, h, i), E)) continue;
+      const T* g = dout.row(b, h, i);
+      if (is_zero(g, E)) continue;
       map.apply(q.row(b, h, i), Side::kQuery, a.data());
-      row.set(state, a.data(), e.data(), out.row(b, h, i), dout.row(b, h, i));
-      if (row.skip) continue;
-      query_gradient(state, row, e.data(), da.data());
+      const T normalizer = answer(state, a.data(), e.data(), row.data());
+      if (!attends(state, normalizer)) continue;
+      normalize(state, state.c.data(), normalizer, a.data());
+      const T delta = inner(g, out.row(b, h, i), E);
+      query_gradient(state, g, delta, normalizer, a.data(), da.data());
       map.backward(q.row(b, h, i), Side::kQuery, da.data(), dq.row(b, h, i));
-      absorb_gradient(sums, row, e.data());
+      absorb_gradient(sums, g, delta, a.data());
     }
     for (int64_t j = segment.k0; j < segment.k1; ++j) {
       if (!allowed(params, b, S, j)) continue;
@@ -409,9 +409,10 @@ void causal_backward(const AttentionParams<T>& params, View4<const T> q, View4<c
     const FeatureMap<T> map(params, h, q.sizes[3]);
     const int64_t M = map.M, steps = segment.q1 - segment.q0;
     HeadState<T> state(map, E);
-    std::vector<T> a(M), e(M), da(M);
+    std::vector<T> a(M), e(M), da(M), row(E);
     std::vector<T> c(steps * M);  // the stabilisers after each token
-    std::vector<RowGradient<T>> rows(steps);
+    std::vector<T> normalizers(steps);
+    std::vector<bool> asks(steps);  // the row has a gradient and something to attend to
     // First sweep: the state grows as in the forward pass and gives dq.
     for (int64_t t = 0; t < steps; ++t) {
       const int64_t i = segment.q0 + t, j = segment.k0 + t;
@@ -420,11 +421,14 @@ void causal_backward(const AttentionParams<T>& params, View4<const T> q, View4<c
         state.absorb(a.data(), v.row(b, h, j));
       }
       std::copy(state.c.begin(), state.c.end(), c.begin() + t * M);
-      if (is_zero(dout.row(b, h, i), E)) continue;
+      const T* g = dout.row(b, h, i);
+      if (is_zero(g, E)) continue;
       map.apply(q.row(b, h, i), Side::kQuery, a.data());
-      rows[t].set(state, a.data(), e.data(), out.row(b, h, i), dout.row(b, h, i));
-      if (rows[t].skip) continue;
-      query_gradient(state, rows[t], e.data(), da.data());
+      normalizers[t] = answer(state, a.data(), e.data(), row.data());
+      asks[t] = attends(state, normalizers[t]);
+      if (!asks[t]) continue;
+      normalize(state, state.c.data(), normalizers[t], a.data());
+      query_gradient(state, g, inner(g, out.row(b, h, i), E), normalizers[t], a.data(), da.data());
       map.backward(q.row(b, h, i), Side::kQuery, da.data(), dq.row(b, h, i));
     }
     // Second sweep: the gradients of all later rows, held at the stabilisers of the token at hand.
@@ -437,12 +441,11 @@ void causal_backward(const AttentionParams<T>& params, View4<const T> q, View4<c
       if (map.positive && t + 1 < steps) {
         for (int64_t f = 0; f < M; ++f) sums.rescale(f, std::exp(c_t[f] - c_t[M + f]));
       }
-      if (!rows[t].skip) {
+      if (asks[t]) {
+        const T* g = dout.row(b, h, i);
         map.apply(q.row(b, h, i), Side::kQuery, a.data());
-        for (int64_t f = 0; f < M; ++f) {
-          e[f] = map.positive ? std::exp(a[f] + c_t[f] - rows[t].r) : a[f];
-        }
-        absorb_gradient(sums, rows[t], e.data());
+        normalize(state, c_t, normalizers[t], a.data());
+        absorb_gradient(sums, g, inner(g, out.row(b, h, i), E), a.data());
       }
       if (j < segment.k1 && allowed(params, b, S, j)) {
         map.apply(k.row(b, h, j), Side::kKey, a.data());
