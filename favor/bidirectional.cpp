@@ -64,6 +64,8 @@ struct KeySweep {
     for (int64_t j = begin; j < end; j += kChunk) {
       const int64_t n = std::min(kChunk, end - j);
       const uint8_t* skip = mask == nullptr ? nullptr : mask + j;
+      prefetch_rows(plan.k, item.b, item.h, j + n, end);
+      prefetch_rows(plan.v, item.b, item.h, j + n, end);
       const float* k = plan.k.row(item.b, item.h, j);
       pack_rows(k, plan.k.strides[2], n, head.D, head.token_scale, skip, tokens);
       key_offsets(head, k, plan.k.strides[2], n, skip, offset);
@@ -111,6 +113,7 @@ struct QuerySweep {
            float* normalizer) const {
     for (int64_t i = begin; i < end; i += kChunk) {
       const int64_t n = std::min(kChunk, end - i);
+      prefetch_rows(plan.q, item.b, item.h, i + n, end);
       pack_rows(plan.q.row(item.b, item.h, i), plan.q.strides[2], n, head.D, head.token_scale,
                 nullptr, tokens);
       query_features(head, tokens, n, state.c, state.z, buffer, features);
@@ -262,6 +265,9 @@ struct QueryGradientSweep {
     transpose(state.S, head.M, head.E, S);
     for (int64_t i = block.begin; i < block.end; i += kChunk) {
       const int64_t n = std::min(kChunk, block.end - i);
+      prefetch_rows(plan.q, item.b, item.h, i + n, block.end);
+      prefetch_rows(out, item.b, item.h, i + n, block.end);
+      prefetch_rows(dout, item.b, item.h, i + n, block.end);
       rows.load(plan, head, item.b, item.h, i, n, out, dout, normalizer);
       for (int64_t panel = 0; panel < num_panels(head.M); ++panel) {
         const int64_t f = panel * NR;
@@ -316,6 +322,8 @@ struct KeyGradientSweep {
     for (int64_t j = block.begin; j < block.end; j += kChunk) {
       const int64_t n = std::min(kChunk, block.end - j);
       const uint8_t* skip = mask == nullptr ? nullptr : mask + j;
+      prefetch_rows(plan.k, item.b, item.h, j + n, block.end);
+      prefetch_rows(plan.v, item.b, item.h, j + n, block.end);
       const float* k = plan.k.row(item.b, item.h, j);
       pack_rows(k, plan.k.strides[2], n, head.D, head.token_scale, skip, tokens);
       key_offsets(head, k, plan.k.strides[2], n, skip, offset);

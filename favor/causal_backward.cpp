@@ -177,6 +177,10 @@ class CausalBackward {
   void walk_forward(const Range& chunk, int64_t slot) {
     const int64_t NR = panel_width();
     const int64_t n = num_keys(chunk);
+    prefetch_rows(plan_.k, item_.b, item_.h, item_.segment.k_begin + chunk.end,
+                  item_.segment.k_end);
+    prefetch_rows(plan_.v, item_.b, item_.h, item_.segment.k_begin + chunk.end,
+                  item_.segment.k_end);
     load_keys(chunk);
     const Panels features = slot < 0 ? query_features_ : held_features_[slot];
     for (int64_t panel = 0; panel < panels_; ++panel) {
@@ -247,6 +251,10 @@ class CausalBackward {
     const Panels& key_features = held_features_[slot];
     const int64_t i = item_.segment.q_begin + chunk.begin;
 
+    const int64_t earlier = std::max(i - kChunk, item_.segment.q_begin);
+    prefetch_rows(plan_.q, item_.b, item_.h, earlier, i);
+    prefetch_rows(out_, item_.b, item_.h, earlier, i);
+    prefetch_rows(dout_, item_.b, item_.h, earlier, i);
     load_keys(chunk);
     rows_.load(plan_, head_, item_.b, item_.h, i, queries, out_, dout_, normalizer_);
     for (int64_t panel = 0; panel < panels_; ++panel) {

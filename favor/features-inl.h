@@ -20,6 +20,8 @@
 #include "favor/plan.h"
 #include "favor/simd-inl.h"
 #include "hwy/aligned_allocator.h"
+#include "hwy/cache_control.h"
+#include "hwy/contrib/math/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace favor {
@@ -56,8 +58,9 @@ struct HeadPlan {
 
 /// Copies n rows of `cols` floats into panel layout, multiplied by `multiplier`; rows whose `skip`
 /// is set become zeros without being read. Columns up to the panel border become zeros.
-inline void pack_rows(const float* HWY_RESTRICT from, int64_t stride, int64_t n, int64_t cols,
-                      float multiplier, const uint8_t* skip, const Panels& to) {
+inline HWY_NOINLINE void pack_rows(const float* HWY_RESTRICT from, int64_t stride, int64_t n,
+                                   int64_t cols, float multiplier, const uint8_t* skip,
+                                   const Panels& to) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
@@ -79,8 +82,9 @@ inline void pack_rows(const float* HWY_RESTRICT from, int64_t stride, int64_t n,
 }
 
 /// Copies n rows back from panel layout, row r multiplied by factor[r].
-inline void unpack_rows(const Panels& from, int64_t n, int64_t cols,
-                        const float* HWY_RESTRICT factor, float* HWY_RESTRICT to, int64_t stride) {
+inline HWY_NOINLINE void unpack_rows(const Panels& from, int64_t n, int64_t cols,
+                                     const float* HWY_RESTRICT factor, float* HWY_RESTRICT to,
+                                     int64_t stride) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
@@ -100,8 +104,21 @@ inline void unpack_rows(const Panels& from, int64_t n, int64_t cols,
   }
 }
 
+/// Asks for n rows ahead of their use, so that their arrival overlaps with arithmetic.
+template <class T>
+HWY_INLINE void prefetch_rows(const View4<T>& view, int64_t b, int64_t h, int64_t first,
+                              int64_t end) {
+  constexpr int64_t kLine = 64 / sizeof(T);
+  for (int64_t row = first; row < std::min(first + kChunk, end); ++row) {
+    const T* at = view.row(b, h, row);
+    for (int64_t c = 0; c < view.sizes[3]; c += kLine) {
+      hwy::Prefetch(at + c);
+    }
+  }
+}
+
 /// Sum of a[i] b[i].
-inline float dot(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b, int64_t n) {
+inline HWY_NOINLINE float dot(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b, int64_t n) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   Vector sum = hn::Zero(d);
@@ -117,8 +134,8 @@ inline float dot(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b, int64
 }
 
 /// Per key: h of the positive map (infinite for a skipped key), or the weight 1 (0 if skipped).
-inline void key_offsets(const HeadPlan& head, const float* k, int64_t stride, int64_t n,
-                        const uint8_t* skip, float* HWY_RESTRICT offset) {
+inline HWY_NOINLINE void key_offsets(const HeadPlan& head, const float* k, int64_t stride,
+                                     int64_t n, const uint8_t* skip, float* HWY_RESTRICT offset) {
   for (int64_t r = 0; r < n; ++r) {
     const bool skipped = skip != nullptr && skip[r] != 0;
     if (!head.positive) {
@@ -147,9 +164,9 @@ inline const float* project(const HeadPlan& head, const Panels& tokens, int64_t 
 
 /// features = 2^(u - h - c) of n keys on one panel; `sums` receives their column sums. Returns the
 /// largest exponent.
-inline float positive_keys(const float* HWY_RESTRICT u, const float* HWY_RESTRICT h, int64_t n,
-                           const float* HWY_RESTRICT c, float* HWY_RESTRICT features,
-                           float* HWY_RESTRICT sums) {
+inline HWY_NOINLINE float positive_keys(const float* HWY_RESTRICT u, const float* HWY_RESTRICT h,
+                                        int64_t n, const float* HWY_RESTRICT c,
+                                        float* HWY_RESTRICT features, float* HWY_RESTRICT sums) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
@@ -176,8 +193,9 @@ inline float positive_keys(const float* HWY_RESTRICT u, const float* HWY_RESTRIC
 }
 
 /// features = weight (max(u, 0) + eps) of n keys on one panel, and their column sums.
-inline void relu_keys(const float* HWY_RESTRICT u, const float* HWY_RESTRICT weight, int64_t n,
-                      float eps, float* HWY_RESTRICT features, float* HWY_RESTRICT sums) {
+inline HWY_NOINLINE void relu_keys(const float* HWY_RESTRICT u, const float* HWY_RESTRICT weight,
+                                   int64_t n, float eps, float* HWY_RESTRICT features,
+                                   float* HWY_RESTRICT sums) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
@@ -197,8 +215,9 @@ inline void relu_keys(const float* HWY_RESTRICT u, const float* HWY_RESTRICT wei
 /// Stabilisers that hold for n more keys of one panel: raised to the keys' largest logit where that
 /// exceeds the old value by more than kLazyRaise, else as they are. `factor` receives 2^(old -
 /// new).
-inline void raise_stabilisers(const float* HWY_RESTRICT u, const float* HWY_RESTRICT h, int64_t n,
-                              float* HWY_RESTRICT c, float* HWY_RESTRICT factor) {
+inline HWY_NOINLINE void raise_stabilisers(const float* HWY_RESTRICT u, const float* HWY_RESTRICT h,
+                                           int64_t n, float* HWY_RESTRICT c,
+                                           float* HWY_RESTRICT factor) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
@@ -216,8 +235,8 @@ inline void raise_stabilisers(const float* HWY_RESTRICT u, const float* HWY_REST
 }
 
 /// Multiplies rows [first, first + rows) of a state, features in rows, by factor[0 .. rows).
-inline void scale_rows(const Panels& matrix, int64_t cols, int64_t first, int64_t rows,
-                       const float* HWY_RESTRICT factor) {
+inline HWY_NOINLINE void scale_rows(const Panels& matrix, int64_t cols, int64_t first, int64_t rows,
+                                    const float* HWY_RESTRICT factor) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   for (int64_t r = 0; r < rows; ++r) {
@@ -234,8 +253,8 @@ inline void scale_rows(const Panels& matrix, int64_t cols, int64_t first, int64_
 }
 
 /// Multiplies the columns of one panel of `matrix` by factor[0 .. NR).
-inline void scale_columns(const Panels& matrix, int64_t rows, int64_t panel,
-                          const float* HWY_RESTRICT factor) {
+inline HWY_NOINLINE void scale_columns(const Panels& matrix, int64_t rows, int64_t panel,
+                                       const float* HWY_RESTRICT factor) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const Vector scale0 = hn::LoadU(d, factor);
@@ -270,7 +289,7 @@ struct KeyState {
 };
 
 /// Adds `other` into `into`, which describes later or earlier tokens alike.
-inline void merge(const HeadPlan& head, const KeyState& other, const KeyState& into) {
+inline HWY_NOINLINE void merge(const HeadPlan& head, const KeyState& other, const KeyState& into) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const float* other_c = other.c;
@@ -297,7 +316,7 @@ inline void merge(const HeadPlan& head, const KeyState& other, const KeyState& i
 }
 
 /// Adds sums that share their stabilisers.
-inline void add(const HeadPlan& head, const KeyState& other, const KeyState& into) {
+inline HWY_NOINLINE void add(const HeadPlan& head, const KeyState& other, const KeyState& into) {
   const int64_t floats = panel_floats(head.M, head.E);
   for (int64_t i = 0; i < floats; ++i) {
     into.S.data[i] += other.S.data[i];
@@ -308,7 +327,7 @@ inline void add(const HeadPlan& head, const KeyState& other, const KeyState& int
 }
 
 /// Writes a state as c [M], z [M], S [M, E] without padding, and reads it back.
-inline void export_state(const HeadPlan& head, const KeyState& state, float* to) {
+inline HWY_NOINLINE void export_state(const HeadPlan& head, const KeyState& state, float* to) {
   std::copy_n(state.c, head.M, to);
   std::copy_n(state.z, head.M, to + head.M);
   float* S = to + 2 * head.M;
@@ -319,7 +338,8 @@ inline void export_state(const HeadPlan& head, const KeyState& state, float* to)
   }
 }
 
-inline void import_state(const HeadPlan& head, const float* from, const KeyState& state) {
+inline HWY_NOINLINE void import_state(const HeadPlan& head, const float* from,
+                                      const KeyState& state) {
   state.clear(head);
   std::copy_n(from, head.M, state.c);
   std::copy_n(from + head.M, head.M, state.z);
@@ -343,9 +363,9 @@ struct QueryFeatures {
 
 /// Features of n packed queries against stabilisers c: 2^(u + c - top), top the row's maximum, or
 /// max(u, 0) + eps. The denominators become features . z.
-inline void query_features(const HeadPlan& head, const Panels& tokens, int64_t n,
-                           const float* HWY_RESTRICT c, const float* HWY_RESTRICT z, float* buffer,
-                           const QueryFeatures& out) {
+inline HWY_NOINLINE void query_features(const HeadPlan& head, const Panels& tokens, int64_t n,
+                                        const float* HWY_RESTRICT c, const float* HWY_RESTRICT z,
+                                        float* buffer, const QueryFeatures& out) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
@@ -357,26 +377,35 @@ inline void query_features(const HeadPlan& head, const Panels& tokens, int64_t n
   for (int64_t panel = 0; panel < panels; ++panel) {
     const float* HWY_RESTRICT u = project(head, tokens, n, panel, buffer);
     float* HWY_RESTRICT to = out.features.at(0, panel);
-    for (int64_t half = 0; half < NR; half += N) {
-      const int64_t f = panel * NR + half;
-      const Vector stabiliser = hn::LoadU(d, c + f);
-      const Vector sums = hn::LoadU(d, z + f);
-      // Lanes beyond M carry z = 0; their logits must not count in the maximum.
-      const auto valid = hn::FirstN(d, static_cast<size_t>(std::clamp<int64_t>(head.M - f, 0, N)));
+    const int64_t f = panel * NR;
+    const Vector z0 = hn::LoadU(d, z + f);
+    const Vector z1 = hn::LoadU(d, z + f + N);
+    if (!head.positive) {
+      // Lanes beyond M carry z = 0.
       for (int64_t r = 0; r < n; ++r) {
-        const Vector logit = hn::LoadU(d, u + r * NR + half);
-        const Vector lanes = hn::LoadU(d, out.lanes + r * N);
-        if (head.positive) {
-          const Vector shifted =
-              hn::IfThenElse(valid, hn::Add(logit, stabiliser), hn::Set(d, 2 * kNoKey));
-          hn::StoreU(shifted, d, to + r * NR + half);
-          hn::StoreU(hn::Max(lanes, shifted), d, out.lanes + r * N);
-        } else {
-          const Vector value = hn::Add(hn::Max(logit, hn::Zero(d)), floor);
-          hn::StoreU(value, d, to + r * NR + half);
-          hn::StoreU(hn::MulAdd(value, sums, lanes), d, out.lanes + r * N);
-        }
+        const Vector value0 = hn::Add(hn::Max(hn::LoadU(d, u + r * NR), hn::Zero(d)), floor);
+        const Vector value1 = hn::Add(hn::Max(hn::LoadU(d, u + r * NR + N), hn::Zero(d)), floor);
+        hn::StoreU(value0, d, to + r * NR);
+        hn::StoreU(value1, d, to + r * NR + N);
+        const Vector sum = hn::MulAdd(value0, z0, hn::LoadU(d, out.lanes + r * N));
+        hn::StoreU(hn::MulAdd(value1, z1, sum), d, out.lanes + r * N);
       }
+      continue;
+    }
+    // Lanes beyond M must not count in the maximum.
+    const int64_t valid = head.M - f;
+    const Vector least = hn::Set(d, 2 * kNoKey);
+    const auto valid0 = hn::FirstN(d, static_cast<size_t>(std::min(valid, N)));
+    const auto valid1 = hn::FirstN(d, static_cast<size_t>(std::clamp<int64_t>(valid - N, 0, N)));
+    const Vector c0 = hn::IfThenElse(valid0, hn::LoadU(d, c + f), least);
+    const Vector c1 = hn::IfThenElse(valid1, hn::LoadU(d, c + f + N), least);
+    for (int64_t r = 0; r < n; ++r) {
+      const Vector shifted0 = hn::Add(hn::LoadU(d, u + r * NR), c0);
+      const Vector shifted1 = hn::Add(hn::LoadU(d, u + r * NR + N), c1);
+      hn::StoreU(shifted0, d, to + r * NR);
+      hn::StoreU(shifted1, d, to + r * NR + N);
+      const Vector lanes = hn::LoadU(d, out.lanes + r * N);
+      hn::StoreU(hn::Max(lanes, hn::Max(shifted0, shifted1)), d, out.lanes + r * N);
     }
   }
   if (!head.positive) {
@@ -406,15 +435,25 @@ inline void query_features(const HeadPlan& head, const Panels& tokens, int64_t n
 
 /// Divides n rows of sums by their denominators, writes them to the caller's rows, and keeps the
 /// normaliser: log2 of the denominator (positive) or the denominator. A denominator of 0 gives 0.
-inline void finish_rows(const HeadPlan& head, const QueryFeatures& features, const Panels& sums,
-                        int64_t n, float* out, int64_t stride, float* normalizer) {
-  float inverse[kChunk];
-  for (int64_t r = 0; r < n; ++r) {
-    const float denominator = features.denominator[r];
-    inverse[r] = denominator == 0.0f ? 0.0f : 1.0f / denominator;
-    if (normalizer != nullptr) {
-      normalizer[r] = head.positive ? features.top[r] + std::log2(denominator) : denominator;
+inline HWY_NOINLINE void finish_rows(const HeadPlan& head, const QueryFeatures& features,
+                                     const Panels& sums, int64_t n, float* out, int64_t stride,
+                                     float* normalizer) {
+  const FloatTag d;
+  const int64_t N = static_cast<int64_t>(hn::Lanes(d));
+  HWY_ALIGN float inverse[kChunk];
+  HWY_ALIGN float kept[kChunk];
+  for (int64_t r = 0; r < n; r += N) {
+    const Vector denominator = hn::LoadU(d, features.denominator + r);
+    const auto none = hn::Eq(denominator, hn::Zero(d));
+    hn::StoreU(hn::IfThenZeroElse(none, hn::Div(hn::Set(d, 1.0f), denominator)), d, inverse + r);
+    if (normalizer != nullptr && head.positive) {
+      const Vector log = hn::Add(hn::LoadU(d, features.top + r), hn::Log2(d, denominator));
+      const Vector minus_infinity = hn::Set(d, -std::numeric_limits<float>::infinity());
+      hn::StoreU(hn::IfThenElse(none, minus_infinity, log), d, kept + r);
     }
+  }
+  if (normalizer != nullptr) {
+    std::copy_n(head.positive ? kept : features.denominator, n, normalizer);
   }
   unpack_rows(sums, n, head.E, inverse, out, stride);
 }
@@ -422,10 +461,12 @@ inline void finish_rows(const HeadPlan& head, const QueryFeatures& features, con
 /// Features of n packed queries on one panel, divided by their denominators. `normalizer` is what
 /// subtracts (positive: log2 of the denominator, +inf for a row out of play) or multiplies (others:
 /// 1 / denominator, 0 for a row out of play). Columns beyond the `valid_cols` first give 0.
-inline void normalized_query_features(const HeadPlan& head, const float* HWY_RESTRICT u,
-                                      const float* HWY_RESTRICT c,
-                                      const float* HWY_RESTRICT normalizer, int64_t n,
-                                      int64_t valid_cols, float* HWY_RESTRICT features) {
+inline HWY_NOINLINE void normalized_query_features(const HeadPlan& head,
+                                                   const float* HWY_RESTRICT u,
+                                                   const float* HWY_RESTRICT c,
+                                                   const float* HWY_RESTRICT normalizer, int64_t n,
+                                                   int64_t valid_cols,
+                                                   float* HWY_RESTRICT features) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
@@ -487,10 +528,10 @@ struct QueryGradients {
 /// Gradients of n rows of query logits on one panel: features (dfeatures - delta z) for the
 /// positive map; the others take the derivative of max(u, 0). `dfeatures` is replaced; `dz` loses
 /// the column sums of features * delta.
-inline void query_logit_gradients(const HeadPlan& head, const float* HWY_RESTRICT features,
-                                  const float* HWY_RESTRICT delta, const float* HWY_RESTRICT norm,
-                                  int64_t n, const float* HWY_RESTRICT z,
-                                  float* HWY_RESTRICT dfeatures, float* HWY_RESTRICT dz) {
+inline HWY_NOINLINE void query_logit_gradients(
+    const HeadPlan& head, const float* HWY_RESTRICT features, const float* HWY_RESTRICT delta,
+    const float* HWY_RESTRICT norm, int64_t n, const float* HWY_RESTRICT z,
+    float* HWY_RESTRICT dfeatures, float* HWY_RESTRICT dz) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
@@ -518,10 +559,12 @@ inline void query_logit_gradients(const HeadPlan& head, const float* HWY_RESTRIC
 
 /// Gradients of n rows of key logits on one panel: features (dfeatures + dz), or where the relu is
 /// active weight (dfeatures + dz). `dfeatures` is replaced; `row_sums` [n, N] gains its sums.
-inline void key_logit_gradients(const HeadPlan& head, const float* HWY_RESTRICT features,
-                                const float* HWY_RESTRICT offset, int64_t n,
-                                const float* HWY_RESTRICT dz, float* HWY_RESTRICT dfeatures,
-                                float* HWY_RESTRICT row_sums) {
+inline HWY_NOINLINE void key_logit_gradients(const HeadPlan& head,
+                                             const float* HWY_RESTRICT features,
+                                             const float* HWY_RESTRICT offset, int64_t n,
+                                             const float* HWY_RESTRICT dz,
+                                             float* HWY_RESTRICT dfeatures,
+                                             float* HWY_RESTRICT row_sums) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
@@ -549,9 +592,10 @@ inline void key_logit_gradients(const HeadPlan& head, const float* HWY_RESTRICT 
 
 /// Turns gradients of the logits [n, M] into rows of dq or dk: their product with the matrix, less
 /// what the key's own norm takes (row_sums null: nothing).
-inline void token_gradients(const HeadPlan& head, const Panels& dlogits, int64_t n,
-                            const Panels& tokens, const float* row_sums, const Panels& product,
-                            float* HWY_RESTRICT to, int64_t stride) {
+inline HWY_NOINLINE void token_gradients(const HeadPlan& head, const Panels& dlogits, int64_t n,
+                                         const Panels& tokens, const float* row_sums,
+                                         const Panels& product, float* HWY_RESTRICT to,
+                                         int64_t stride) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;

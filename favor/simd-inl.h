@@ -216,8 +216,9 @@ inline void multiply_to_lower(const Panels& left, const Panels& right, const Pan
 
 /// Subtracts offset[t] (null: nothing) from row t on and below the diagonal and clears what lies
 /// above it; `row_sums` (null: none) receives the sum of each row.
-inline void make_lower(const Panels& lower, int64_t queries, int64_t keys,
-                       const float* HWY_RESTRICT offset, float* HWY_RESTRICT row_sums) {
+inline HWY_NOINLINE void make_lower(const Panels& lower, int64_t queries, int64_t keys,
+                                    const float* HWY_RESTRICT offset,
+                                    float* HWY_RESTRICT row_sums) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
@@ -289,19 +290,27 @@ HWY_INLINE void transpose_4x4(const float* HWY_RESTRICT from, int64_t from_strid
 }
 
 /// Writes the transpose of a matrix of `rows` rows and `cols` columns, both in panel layout.
-/// Columns of `to` beyond `rows` are left as they are.
-inline void transpose(const Panels& from, int64_t rows, int64_t cols, const Panels& to) {
+/// Columns of `to` beyond `rows` are left as they are. Blocks of a panel's width in both directions
+/// keep source and target in the first-level cache.
+inline HWY_NOINLINE void transpose(const Panels& from, int64_t rows, int64_t cols,
+                                   const Panels& to) {
   const int64_t NR = panel_width();
-  for (int64_t r0 = 0; r0 < rows; r0 += 4) {
-    for (int64_t c0 = 0; c0 < cols; c0 += 4) {
-      const float* source = from.at(r0, c0 / NR) + c0 % NR;
-      float* target = to.at(c0, r0 / NR) + r0 % NR;
-      if (NR % 4 == 0 && r0 + 4 <= rows && c0 + 4 <= cols) {
-        transpose_4x4(source, NR, target, NR);
-      } else {
-        for (int64_t r = r0; r < std::min(r0 + 4, rows); ++r) {
-          for (int64_t c = c0; c < std::min(c0 + 4, cols); ++c) {
-            *(to.at(c, r / NR) + r % NR) = *(from.at(r, c / NR) + c % NR);
+  for (int64_t row_block = 0; row_block < rows; row_block += NR) {
+    const int64_t row_end = std::min(row_block + NR, rows);
+    for (int64_t col_block = 0; col_block < cols; col_block += NR) {
+      const int64_t col_end = std::min(col_block + NR, cols);
+      for (int64_t c = col_block; c < col_end; c += 4) {
+        for (int64_t r = row_block; r < row_end; r += 4) {
+          const float* source = from.at(r, col_block / NR) + (c - col_block);
+          float* target = to.at(c, row_block / NR) + (r - row_block);
+          if (r + 4 <= row_end && c + 4 <= col_end) {
+            transpose_4x4(source, NR, target, NR);
+            continue;
+          }
+          for (int64_t i = 0; i < std::min<int64_t>(4, row_end - r); ++i) {
+            for (int64_t j = 0; j < std::min<int64_t>(4, col_end - c); ++j) {
+              target[j * NR + i] = source[i * NR + j];
+            }
           }
         }
       }
