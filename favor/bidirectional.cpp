@@ -89,7 +89,7 @@ struct KeySweep {
           state.z[f + i] += sums[i];
         }
       }
-      multiply_transposed<true>(features, values, state.S, head.M, num_panels(head.E), n);
+      multiply_transposed(features, values, state.S, state.S, head.M, num_panels(head.E), n);
     }
   }
 };
@@ -277,7 +277,7 @@ struct QueryGradientSweep {
         query_logit_gradients(head, features.at(0, panel), rows.delta, rows.norm, n, state.z + f,
                               dlogits.at(0, panel), sums.z + f);
       }
-      multiply_transposed<true>(features, rows.dout, sums.S, head.M, num_panels(head.E), n);
+      multiply_transposed(features, rows.dout, sums.S, sums.S, head.M, num_panels(head.E), n);
       token_gradients(head, dlogits, n, rows.tokens, nullptr, product, dq.row(item.b, item.h, i),
                       dq.strides[2]);
     }

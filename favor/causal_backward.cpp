@@ -38,12 +38,6 @@ struct ChunkState {
     z = layout.take(num_panels(head.M) * panel_width());
     c = layout.take(num_panels(head.M) * panel_width());
   }
-
-  void copy_from(const ChunkState& other, const HeadPlan& head) const {
-    std::copy_n(other.S.data, panel_floats(head.E, head.M), S.data);
-    std::copy_n(other.z, num_panels(head.M) * panel_width(), z);
-    std::copy_n(other.c, num_panels(head.M) * panel_width(), c);
-  }
 };
 
 class CausalBackward {
@@ -83,16 +77,6 @@ class CausalBackward {
     zero_unseen_keys();
     for (int64_t begin = (length - 1) / kStateInterval * kStateInterval; length > 0 && begin >= 0;
          begin -= kStateInterval) {
-      if (begin == 0) {
-        loaded_.clear(head_);
-      } else {
-        import_state(head_, states_ + saved_state_slot(segment, begin) * head_.M * (head_.E + 2),
-                     loaded_);
-      }
-      std::fill_n(start_.S.data, panel_floats(head_.E, head_.M), 0.0f);
-      transpose(loaded_.S, head_.M, head_.E, start_.S);
-      std::copy_n(loaded_.z, panels_ * panel_width(), start_.z);
-      std::copy_n(loaded_.c, panels_ * panel_width(), start_.c);
       walk_stretch(find_chunks(begin, std::min(begin + kStateInterval, length)));
     }
   }
@@ -102,10 +86,10 @@ class CausalBackward {
     loaded_.place(layout, head_);
     sums_.place(layout, head_);
     sums_c_ = layout.take(panels_ * panel_width());
-    start_.place(layout, head_);
-    walked_.place(layout, head_);
-    for (int64_t i = 0; i < kHeldChunks; ++i) {
+    for (int64_t i = 0; i <= kHeldChunks; ++i) {
       held_[i].place(layout, head_);
+    }
+    for (int64_t i = 0; i < kHeldChunks; ++i) {
       held_features_[i] = {layout.take(panel_floats(kChunk, head_.M)), kChunk};
     }
     rows_.place(layout, head_);
@@ -124,6 +108,20 @@ class CausalBackward {
     offset_ = layout.take(kChunk);
     row_sums_ = layout.take(kChunk * panel_width());
     buffer_ = layout.take(panel_floats(kChunk, 1));
+  }
+
+  /// The state that the forward pass kept before token t of the segment.
+  void load_state(int64_t t, const ChunkState& state) const {
+    if (t == 0) {
+      loaded_.clear(head_);
+    } else {
+      import_state(head_, states_ + saved_state_slot(item_.segment, t) * head_.M * (head_.E + 2),
+                   loaded_);
+    }
+    std::fill_n(state.S.data, panel_floats(head_.E, head_.M), 0.0f);
+    transpose(loaded_.S, head_.M, head_.E, state.S);
+    std::copy_n(loaded_.z, panels_ * panel_width(), state.z);
+    std::copy_n(loaded_.c, panels_ * panel_width(), state.c);
   }
 
   /// Keys beyond the last query of the segment are seen by none.
@@ -172,9 +170,10 @@ class CausalBackward {
               values_);
   }
 
-  /// Brings walked_ to the stabilisers that hold for the chunk, keeps it and the keys' features in
-  /// place `slot` (negative: keeps nothing), then absorbs the chunk.
-  void walk_forward(const Range& chunk, int64_t slot) {
+  /// Brings `state` to the stabilisers that hold for the chunk, leaves the keys' features in
+  /// `features`, and writes the state after the chunk to `next`, which may be `state` itself.
+  void walk_forward(const Range& chunk, const ChunkState& state, const Panels& features,
+                    const ChunkState& next) {
     const int64_t NR = panel_width();
     const int64_t n = num_keys(chunk);
     prefetch_rows(plan_.k, item_.b, item_.h, item_.segment.k_begin + chunk.end,
@@ -182,46 +181,45 @@ class CausalBackward {
     prefetch_rows(plan_.v, item_.b, item_.h, item_.segment.k_begin + chunk.end,
                   item_.segment.k_end);
     load_keys(chunk);
-    const Panels features = slot < 0 ? query_features_ : held_features_[slot];
     for (int64_t panel = 0; panel < panels_; ++panel) {
       const int64_t f = panel * NR;
       const float* u = project(head_, keys_, n, panel, buffer_);
       float* to = features.at(0, panel);
       if (!head_.positive) {
         relu_keys(u, offset_, n, head_.eps, to, added_);
-      } else if (!(positive_keys(u, offset_, n, walked_.c + f, to, added_) <= kLazyRaise)) {
-        raise_stabilisers(u, offset_, n, walked_.c + f, factor_);
-        scale_columns(walked_.S, head_.E, panel, factor_);
+      } else if (!(positive_keys(u, offset_, n, state.c + f, to, added_) <= kLazyRaise)) {
+        raise_stabilisers(u, offset_, n, state.c + f, factor_);
+        scale_columns(state.S, head_.E, panel, factor_);
         for (int64_t i = 0; i < NR; ++i) {
-          walked_.z[f + i] *= factor_[i];
+          state.z[f + i] *= factor_[i];
         }
-        positive_keys(u, offset_, n, walked_.c + f, to, added_);
+        positive_keys(u, offset_, n, state.c + f, to, added_);
       }
-      if (slot >= 0) {
-        std::copy_n(walked_.S.at(0, panel), head_.E * NR, held_[slot].S.at(0, panel));
-        std::copy_n(walked_.z + f, NR, held_[slot].z + f);
-        std::copy_n(walked_.c + f, NR, held_[slot].c + f);
-      }
-      for (int64_t i = 0; i < std::min(NR, head_.M - f); ++i) {
-        walked_.z[f + i] += added_[i];
+      for (int64_t i = 0; i < NR; ++i) {
+        // Columns beyond M stay without keys.
+        next.z[f + i] = f + i < head_.M ? state.z[f + i] + added_[i] : 0.0f;
+        next.c[f + i] = state.c[f + i];
       }
     }
-    multiply_transposed<true>(values_, features, walked_.S, head_.E, panels_, n);
+    multiply_transposed(values_, features, state.S, next.S, head_.E, panels_, n);
   }
 
-  /// Gradients of chunks [begin, end) from start_, the state before the first of them.
+  /// Gradients of `chunks` from held_[0], the state before the first of them.
   void walk_stretch(const std::vector<Range>& chunks) {
-    const auto count = static_cast<int64_t>(chunks.size());
+    const auto at = [&](int64_t i) { return chunks[static_cast<size_t>(i)]; };
     // A group holds at most kHeldChunks chunks; the state before a later group is found by walking
     // from the start again, which happens only where the forward pass halved chunks.
-    for (int64_t last = count; last > 0;) {
+    for (auto last = static_cast<int64_t>(chunks.size()); last > 0;) {
       const int64_t first = (last - 1) / kHeldChunks * kHeldChunks;
-      walked_.copy_from(start_, head_);
-      for (int64_t i = 0; i < last; ++i) {
-        walk_forward(chunks[static_cast<size_t>(i)], i < first ? -1 : i - first);
+      load_state(chunks.front().begin, held_[0]);
+      for (int64_t i = 0; i < first; ++i) {
+        walk_forward(at(i), held_[0], held_features_[0], held_[0]);
+      }
+      for (int64_t i = first; i < last; ++i) {
+        walk_forward(at(i), held_[i - first], held_features_[i - first], held_[i - first + 1]);
       }
       for (int64_t i = last - 1; i >= first; --i) {
-        chunk_gradients(chunks[static_cast<size_t>(i)], i - first);
+        chunk_gradients(at(i), i - first);
       }
       last = first;
     }
@@ -308,8 +306,8 @@ class CausalBackward {
       query_logit_gradients(head_, query_features_.at(0, panel), rows_.delta, rows_.norm, queries,
                             state.z + panel * NR, dlogits_.at(0, panel), sums_.z + panel * NR);
     }
-    multiply_transposed<true>(query_features_, rows_.dout, sums_.S, head_.M, num_panels(head_.E),
-                              queries);
+    multiply_transposed(query_features_, rows_.dout, sums_.S, sums_.S, head_.M, num_panels(head_.E),
+                        queries);
     token_gradients(head_, dlogits_, queries, rows_.tokens, nullptr, product_,
                     dq_.row(item_.b, item_.h, i), dq_.strides[2]);
   }
@@ -327,12 +325,10 @@ class CausalBackward {
   const uint8_t* chunk_starts_;
   const float* states_;
 
-  KeyState loaded_;    ///< a kept state as it was stored
-  KeyState sums_;      ///< over later queries: S [M, E] = features^T dout, z = -features^T delta
-  float* sums_c_;      ///< [M] stabilisers of sums_
-  ChunkState start_;   ///< before the stretch
-  ChunkState walked_;  ///< before the next chunk of the forward walk
-  ChunkState held_[kHeldChunks];
+  KeyState loaded_;  ///< a kept state as it was stored
+  KeyState sums_;    ///< over later queries: S [M, E] = features^T dout, z = -features^T delta
+  float* sums_c_;    ///< [M] stabilisers of sums_
+  ChunkState held_[kHeldChunks + 1];   ///< before each chunk of a group
   Panels held_features_[kHeldChunks];  ///< [C, M] each
   QueryGradients rows_;
   Panels keys_;                 ///< [C, D]

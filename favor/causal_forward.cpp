@@ -192,8 +192,8 @@ class CausalForward {
     finish_rows(head_, query_, sums_, num_queries, out_.row(item_.b, item_.h, i), out_.strides[2],
                 normalizer_ == nullptr ? nullptr : normalizer_ + i);
     if (num_keys > 0) {
-      multiply_transposed<true>(features_, values_, state_.S, head_.M, num_panels(head_.E),
-                                num_keys);
+      multiply_transposed(features_, values_, state_.S, state_.S, head_.M, num_panels(head_.E),
+                          num_keys);
       for (int64_t f = 0; f < head_.M; ++f) {
         state_.z[f] = z_next_[f] + z_added_[f];
       }

@@ -58,23 +58,26 @@ struct HeadPlan {
 
 /// Copies n rows of `cols` floats into panel layout, multiplied by `multiplier`; rows whose `skip`
 /// is set become zeros without being read. Columns up to the panel border become zeros.
-inline HWY_NOINLINE void pack_rows(const float* HWY_RESTRICT from, int64_t stride, int64_t n,
-                                   int64_t cols, float multiplier, const uint8_t* skip,
-                                   const Panels& to) {
+inline HWY_NOINLINE void pack_rows(const float* from, int64_t stride, int64_t n, int64_t cols,
+                                   float multiplier, const uint8_t* skip, const Panels& to) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
   const Vector factor = hn::Set(d, multiplier);
-  for (int64_t r = 0; r < n; ++r) {
-    const float* HWY_RESTRICT source = from + r * stride;
-    const bool skipped = skip != nullptr && skip[r] != 0;
-    for (int64_t c = 0; c < num_panels(cols) * NR; c += N) {
-      float* target = to.at(r, c / NR) + c % NR;
-      if (!skipped && c + N <= cols) {
-        hn::StoreU(hn::Mul(factor, hn::LoadU(d, source + c)), d, target);
+  for (int64_t c = 0; c < cols; c += NR) {
+    const float* HWY_RESTRICT source = from + c;
+    float* HWY_RESTRICT target = to.at(0, c / NR);
+    const int64_t width = std::min(NR, cols - c);
+    for (int64_t r = 0; r < n; ++r, source += stride, target += NR) {
+      if (skip != nullptr && skip[r] != 0) {
+        hn::StoreU(hn::Zero(d), d, target);
+        hn::StoreU(hn::Zero(d), d, target + N);
+      } else if (width == NR) {
+        hn::StoreU(hn::Mul(factor, hn::LoadU(d, source)), d, target);
+        hn::StoreU(hn::Mul(factor, hn::LoadU(d, source + N)), d, target + N);
       } else {
-        for (int64_t i = 0; i < N; ++i) {
-          target[i] = !skipped && c + i < cols ? multiplier * source[c + i] : 0.0f;
+        for (int64_t i = 0; i < NR; ++i) {
+          target[i] = i < width ? multiplier * source[i] : 0.0f;
         }
       }
     }
@@ -83,21 +86,22 @@ inline HWY_NOINLINE void pack_rows(const float* HWY_RESTRICT from, int64_t strid
 
 /// Copies n rows back from panel layout, row r multiplied by factor[r].
 inline HWY_NOINLINE void unpack_rows(const Panels& from, int64_t n, int64_t cols,
-                                     const float* HWY_RESTRICT factor, float* HWY_RESTRICT to,
-                                     int64_t stride) {
+                                     const float* HWY_RESTRICT factor, float* to, int64_t stride) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
-  for (int64_t r = 0; r < n; ++r) {
-    const Vector scale = hn::Set(d, factor[r]);
-    float* HWY_RESTRICT target = to + r * stride;
-    for (int64_t c = 0; c < cols; c += N) {
-      const float* source = from.at(r, c / NR) + c % NR;
-      if (c + N <= cols) {
-        hn::StoreU(hn::Mul(scale, hn::LoadU(d, source)), d, target + c);
+  for (int64_t c = 0; c < cols; c += NR) {
+    const float* HWY_RESTRICT source = from.at(0, c / NR);
+    float* HWY_RESTRICT target = to + c;
+    const int64_t width = std::min(NR, cols - c);
+    for (int64_t r = 0; r < n; ++r, source += NR, target += stride) {
+      if (width == NR) {
+        const Vector scale = hn::Set(d, factor[r]);
+        hn::StoreU(hn::Mul(scale, hn::LoadU(d, source)), d, target);
+        hn::StoreU(hn::Mul(scale, hn::LoadU(d, source + N)), d, target + N);
       } else {
-        for (int64_t i = 0; c + i < cols; ++i) {
-          target[c + i] = factor[r] * source[i];
+        for (int64_t i = 0; i < width; ++i) {
+          target[i] = factor[r] * source[i];
         }
       }
     }

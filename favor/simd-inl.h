@@ -74,26 +74,31 @@ HWY_INLINE Vector exp2(Vector x) {
 
 #define FAVOR_FOR_EACH_ROW(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
 
-/// One register tile: out[r, 0..NR) (+)= sum_k left(r, k) right[k, 0..NR) for kRows rows.
+/// One register tile: out[r, 0..NR) = initial[r, 0..NR) + sum_k left(r, k) right[k, 0..NR) for
+/// kRows rows. A null `initial` stands for zeros; it may be `out` itself.
 ///
 /// left(r, k) is broadcast from left[r * NR + k] when not transposed, walking over panels of
 /// `left_panel` floats; from left[k * NR + r] when transposed. Named accumulators, because g++ 12
 /// keeps arrays of vectors in memory.
-template <int kRows, bool kTransposed, bool kAccumulate>
+template <int kRows, bool kTransposed>
 HWY_NOINLINE void multiply_tile(const float* HWY_RESTRICT left, int64_t left_panel,
-                                const float* HWY_RESTRICT right, float* HWY_RESTRICT out,
+                                const float* HWY_RESTRICT right, const float* initial, float* out,
                                 int64_t num_k) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
-#define FAVOR_DECLARE_ROW(r)                     \
-  Vector a##r = hn::Zero(d), b##r = hn::Zero(d); \
-  if constexpr (kAccumulate && kRows > r) {      \
-    a##r = hn::LoadU(d, out + r * NR);           \
-    b##r = hn::LoadU(d, out + r * NR + N);       \
-  }
+#define FAVOR_DECLARE_ROW(r) Vector a##r = hn::Zero(d), b##r = hn::Zero(d);
   FAVOR_FOR_EACH_ROW(FAVOR_DECLARE_ROW)
 #undef FAVOR_DECLARE_ROW
+  if (initial != nullptr) {
+#define FAVOR_LOAD_ROW(r)                      \
+  if constexpr (kRows > r) {                   \
+    a##r = hn::LoadU(d, initial + r * NR);     \
+    b##r = hn::LoadU(d, initial + r * NR + N); \
+  }
+    FAVOR_FOR_EACH_ROW(FAVOR_LOAD_ROW)
+#undef FAVOR_LOAD_ROW
+  }
 
   const int64_t row_stride = kTransposed ? 1 : NR;
   const int64_t k_stride = kTransposed ? NR : 1;
@@ -140,16 +145,16 @@ struct Panels {
 };
 
 /// multiply_tile for a number of rows known at run time.
-template <bool kTransposed, bool kAccumulate>
+template <bool kTransposed>
 inline void multiply_rows(int64_t rows, const float* left, int64_t left_panel, const float* right,
-                          float* out, int64_t num_k) {
+                          const float* initial, float* out, int64_t num_k) {
   static_assert(kTileRows <= 8);
   switch (rows) {
-#define FAVOR_CASE(r)                                                                      \
-  case r + 1:                                                                              \
-    if constexpr (r < kTileRows) {                                                         \
-      multiply_tile<r + 1, kTransposed, kAccumulate>(left, left_panel, right, out, num_k); \
-    }                                                                                      \
+#define FAVOR_CASE(r)                                                                  \
+  case r + 1:                                                                          \
+    if constexpr (r < kTileRows) {                                                     \
+      multiply_tile<r + 1, kTransposed>(left, left_panel, right, initial, out, num_k); \
+    }                                                                                  \
     break;
     FAVOR_FOR_EACH_ROW(FAVOR_CASE)
 #undef FAVOR_CASE
@@ -166,33 +171,33 @@ inline void multiply(const Panels& left, const Panels& right, const Panels& out,
                      int64_t m_end, int64_t panel_begin, int64_t panel_end, int64_t num_k) {
   for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
     for (int64_t m = m_begin; m < m_end; m += kTileRows) {
-      multiply_rows<false, kAccumulate>(std::min<int64_t>(kTileRows, m_end - m), left.at(m, 0),
-                                        left.stride(), right.at(0, panel), out.at(m, panel), num_k);
+      float* tile = out.at(m, panel);
+      multiply_rows<false>(std::min<int64_t>(kTileRows, m_end - m), left.at(m, 0), left.stride(),
+                           right.at(0, panel), kAccumulate ? tile : nullptr, tile, num_k);
     }
   }
 }
 
-/// One row tile of out[m, n] (+)= sum_k left[k, m] right[k, n], k in [k_begin, k_end), for as many
-/// rows from m on as a tile and the panel of `left` hold. Returns that number.
-template <bool kAccumulate>
-inline int64_t multiply_transposed_tile(const Panels& left, const Panels& right, const Panels& out,
-                                        int64_t m, int64_t m_end, int64_t panel, int64_t k_begin,
-                                        int64_t k_end) {
+/// One row tile of out[m, n] = initial[m, n] + sum_k left[k, m] right[k, n], k in [k_begin, k_end),
+/// for as many rows from m on as a tile and the panel of `left` hold. Returns that number.
+inline int64_t multiply_transposed_tile(const Panels& left, const Panels& right,
+                                        const float* initial, float* out, int64_t m, int64_t m_end,
+                                        int64_t panel, int64_t k_begin, int64_t k_end) {
   const int64_t NR = panel_width();
   const int64_t rows = std::min({static_cast<int64_t>(kTileRows), m_end - m, NR - m % NR});
-  multiply_rows<true, kAccumulate>(rows, left.at(k_begin, m / NR) + m % NR, 0,
-                                   right.at(k_begin, panel), out.at(m, panel), k_end - k_begin);
+  multiply_rows<true>(rows, left.at(k_begin, m / NR) + m % NR, 0, right.at(k_begin, panel), initial,
+                      out, k_end - k_begin);
   return rows;
 }
 
-/// out[m, n] (+)= sum_k left[k, m] right[k, n] for m in [0, rows), the columns of panels
-/// [0, panels) and k in [0, num_k).
-template <bool kAccumulate>
-inline void multiply_transposed(const Panels& left, const Panels& right, const Panels& out,
-                                int64_t rows, int64_t panels, int64_t num_k) {
+/// out[m, n] = initial[m, n] + sum_k left[k, m] right[k, n] for m in [0, rows), the columns of
+/// panels [0, panels) and k in [0, num_k). `initial` may be `out`.
+inline void multiply_transposed(const Panels& left, const Panels& right, const Panels& initial,
+                                const Panels& out, int64_t rows, int64_t panels, int64_t num_k) {
   for (int64_t panel = 0; panel < panels; ++panel) {
     for (int64_t m = 0; m < rows;) {
-      m += multiply_transposed_tile<kAccumulate>(left, right, out, m, rows, panel, 0, num_k);
+      m += multiply_transposed_tile(left, right, initial.at(m, panel), out.at(m, panel), m, rows,
+                                    panel, 0, num_k);
     }
   }
 }
@@ -257,37 +262,94 @@ inline void multiply_lower_transposed(const Panels& lower, const Panels& right, 
                                       int64_t queries, int64_t keys, int64_t panels) {
   for (int64_t panel = 0; panel < panels; ++panel) {
     for (int64_t m = 0; m < keys;) {
-      m += multiply_transposed_tile<false>(lower, right, out, m, keys, panel, std::min(m, queries),
-                                           queries);
+      m += multiply_transposed_tile(lower, right, nullptr, out.at(m, panel), m, keys, panel,
+                                    std::min(m, queries), queries);
     }
   }
 }
 
-/// Transposes a block of 4 x 4 floats.
-HWY_INLINE void transpose_4x4(const float* HWY_RESTRICT from, int64_t from_stride,
-                              float* HWY_RESTRICT to, int64_t to_stride) {
 #if HWY_TARGET == HWY_SCALAR
-  for (int64_t r = 0; r < 4; ++r) {
-    for (int64_t c = 0; c < 4; ++c) {
-      to[c * to_stride + r] = from[r * from_stride + c];
-    }
-  }
+/// Rows and columns of the blocks that transpose_block handles.
+HWY_INLINE int64_t transpose_size() {
+  return 1;
+}
+
+HWY_INLINE void transpose_block(const float* HWY_RESTRICT from, float* HWY_RESTRICT to) {
+  to[0] = from[0];
+}
 #else
-  const hn::FixedTag<float, 4> d4;
-  const auto row0 = hn::LoadU(d4, from);
-  const auto row1 = hn::LoadU(d4, from + from_stride);
-  const auto row2 = hn::LoadU(d4, from + 2 * from_stride);
-  const auto row3 = hn::LoadU(d4, from + 3 * from_stride);
-  const auto lower02 = hn::InterleaveLower(d4, row0, row2);
-  const auto lower13 = hn::InterleaveLower(d4, row1, row3);
-  const auto upper02 = hn::InterleaveUpper(d4, row0, row2);
-  const auto upper13 = hn::InterleaveUpper(d4, row1, row3);
-  hn::StoreU(hn::InterleaveLower(d4, lower02, lower13), d4, to);
-  hn::StoreU(hn::InterleaveUpper(d4, lower02, lower13), d4, to + to_stride);
-  hn::StoreU(hn::InterleaveLower(d4, upper02, upper13), d4, to + 2 * to_stride);
-  hn::StoreU(hn::InterleaveUpper(d4, upper02, upper13), d4, to + 3 * to_stride);
+/// Rows and columns of the blocks that transpose_block handles: a vector's lanes, at most 16.
+HWY_INLINE int64_t transpose_size() {
+  return std::min<int64_t>(16, static_cast<int64_t>(hn::Lanes(FloatTag())));
+}
+
+/// Loads four rows and interleaves them, so that each 128-bit block b of column[i] holds the four
+/// rows' elements of column 4 b + i.
+template <class D>
+HWY_INLINE void interleave_rows(D d, const float* HWY_RESTRICT from, hn::Vec<D>& column0,
+                                hn::Vec<D>& column1, hn::Vec<D>& column2, hn::Vec<D>& column3) {
+  const int64_t NR = panel_width();
+  const auto row0 = hn::LoadU(d, from);
+  const auto row1 = hn::LoadU(d, from + NR);
+  const auto row2 = hn::LoadU(d, from + 2 * NR);
+  const auto row3 = hn::LoadU(d, from + 3 * NR);
+  const auto lower02 = hn::InterleaveLower(d, row0, row2);
+  const auto lower13 = hn::InterleaveLower(d, row1, row3);
+  const auto upper02 = hn::InterleaveUpper(d, row0, row2);
+  const auto upper13 = hn::InterleaveUpper(d, row1, row3);
+  column0 = hn::InterleaveLower(d, lower02, lower13);
+  column1 = hn::InterleaveUpper(d, lower02, lower13);
+  column2 = hn::InterleaveLower(d, upper02, upper13);
+  column3 = hn::InterleaveUpper(d, upper02, upper13);
+}
+
+/// Transposes a square block of transpose_size() rows within a panel into another panel.
+HWY_INLINE void transpose_block(const float* HWY_RESTRICT from, float* HWY_RESTRICT to) {
+  const hn::CappedTag<float, 16> d;
+  using Block = hn::Vec<decltype(d)>;
+  const int64_t NR = panel_width();
+  Block a0, a1, a2, a3;
+  interleave_rows(d, from, a0, a1, a2, a3);
+#if HWY_MAX_BYTES == 16
+  hn::StoreU(a0, d, to);
+  hn::StoreU(a1, d, to + NR);
+  hn::StoreU(a2, d, to + 2 * NR);
+  hn::StoreU(a3, d, to + 3 * NR);
+#elif HWY_MAX_BYTES == 32
+  Block b0, b1, b2, b3;
+  interleave_rows(d, from + 4 * NR, b0, b1, b2, b3);
+  const auto store = [&](Block rows0, Block rows1, int64_t column) HWY_ATTR {
+    hn::StoreU(hn::ConcatLowerLower(d, rows1, rows0), d, to + column * NR);
+    hn::StoreU(hn::ConcatUpperUpper(d, rows1, rows0), d, to + (column + 4) * NR);
+  };
+  store(a0, b0, 0);
+  store(a1, b1, 1);
+  store(a2, b2, 2);
+  store(a3, b3, 3);
+#else
+  Block b0, b1, b2, b3, c0, c1, c2, c3, e0, e1, e2, e3;
+  interleave_rows(d, from + 4 * NR, b0, b1, b2, b3);
+  interleave_rows(d, from + 8 * NR, c0, c1, c2, c3);
+  interleave_rows(d, from + 12 * NR, e0, e1, e2, e3);
+  // Transposes the 4 x 4 matrix of 128-bit blocks whose rows are the arguments.
+  const auto store = [&](Block rows0, Block rows1, Block rows2, Block rows3,
+                         int64_t column) HWY_ATTR {
+    const auto even01 = hn::OddEvenBlocks(hn::SwapAdjacentBlocks(rows1), rows0);
+    const auto odd01 = hn::OddEvenBlocks(rows1, hn::SwapAdjacentBlocks(rows0));
+    const auto even23 = hn::OddEvenBlocks(hn::SwapAdjacentBlocks(rows3), rows2);
+    const auto odd23 = hn::OddEvenBlocks(rows3, hn::SwapAdjacentBlocks(rows2));
+    hn::StoreU(hn::ConcatLowerLower(d, even23, even01), d, to + column * NR);
+    hn::StoreU(hn::ConcatLowerLower(d, odd23, odd01), d, to + (column + 4) * NR);
+    hn::StoreU(hn::ConcatUpperUpper(d, even23, even01), d, to + (column + 8) * NR);
+    hn::StoreU(hn::ConcatUpperUpper(d, odd23, odd01), d, to + (column + 12) * NR);
+  };
+  store(a0, b0, c0, e0, 0);
+  store(a1, b1, c1, e1, 1);
+  store(a2, b2, c2, e2, 2);
+  store(a3, b3, c3, e3, 3);
 #endif
 }
+#endif
 
 /// Writes the transpose of a matrix of `rows` rows and `cols` columns, both in panel layout.
 /// Columns of `to` beyond `rows` are left as they are. Blocks of a panel's width in both directions
@@ -295,20 +357,21 @@ HWY_INLINE void transpose_4x4(const float* HWY_RESTRICT from, int64_t from_strid
 inline HWY_NOINLINE void transpose(const Panels& from, int64_t rows, int64_t cols,
                                    const Panels& to) {
   const int64_t NR = panel_width();
+  const int64_t size = transpose_size();
   for (int64_t row_block = 0; row_block < rows; row_block += NR) {
     const int64_t row_end = std::min(row_block + NR, rows);
     for (int64_t col_block = 0; col_block < cols; col_block += NR) {
       const int64_t col_end = std::min(col_block + NR, cols);
-      for (int64_t c = col_block; c < col_end; c += 4) {
-        for (int64_t r = row_block; r < row_end; r += 4) {
+      for (int64_t c = col_block; c < col_end; c += size) {
+        for (int64_t r = row_block; r < row_end; r += size) {
           const float* source = from.at(r, col_block / NR) + (c - col_block);
           float* target = to.at(c, row_block / NR) + (r - row_block);
-          if (r + 4 <= row_end && c + 4 <= col_end) {
-            transpose_4x4(source, NR, target, NR);
+          if (r + size <= row_end && c + size <= col_end) {
+            transpose_block(source, target);
             continue;
           }
-          for (int64_t i = 0; i < std::min<int64_t>(4, row_end - r); ++i) {
-            for (int64_t j = 0; j < std::min<int64_t>(4, col_end - c); ++j) {
+          for (int64_t i = 0; i < std::min(size, row_end - r); ++i) {
+            for (int64_t j = 0; j < std::min(size, col_end - c); ++j) {
               target[j * NR + i] = source[i * NR + j];
             }
           }
