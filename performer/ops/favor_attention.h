@@ -2,7 +2,7 @@
 // C++ entry points of the torch operators `performer::*`, which torch.ops.performer shows to
 // Python. Dims legend: favor/favor.h. Tensors are float32, or float64 on the plain double path, and
 // live on the CPU; q, k, v may have any strides, and are copied only if their last dimension is not
-// contiguous. A wrong argument throws favor::Error; Python sees its text as ValueError.
+// contiguous. A wrong argument throws favor::Error; Python sees its text unchanged.
 #ifndef PERFORMER_OPS_FAVOR_ATTENTION_H_
 #define PERFORMER_OPS_FAVOR_ATTENTION_H_
 

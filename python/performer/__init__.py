@@ -8,6 +8,8 @@ themselves. Tensors are float32 or float64 on the CPU. Wrong arguments raise Val
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -34,6 +36,19 @@ def library_path() -> Path:
 
 
 torch.ops.load_library(library_path())
+
+# The messages of wrong arguments: "operator: argument is X, expected Y". Torch turns the C++
+# exception behind them into a RuntimeError.
+_WRONG_ARGUMENT = re.compile(r"^\w+: .*expected ", re.DOTALL)
+
+
+def _call(operator: Callable[..., torch.Tensor], *arguments: object) -> torch.Tensor:
+    try:
+        return operator(*arguments)
+    except RuntimeError as error:
+        if _WRONG_ARGUMENT.match(str(error)):
+            raise ValueError(str(error)) from None
+        raise
 
 
 def attention(
@@ -63,7 +78,8 @@ def attention(
 
     Differentiable once in q, k and v. A row with no allowed key gives zeros.
     """
-    return torch.ops.performer.attention(
+    return _call(
+        torch.ops.performer.attention,
         q,
         k,
         v,
@@ -93,6 +109,5 @@ def draw_projection(
 
     kind: "orthogonal" or "iid"; row_norm: "chi" (unbiased) or "sqrt_d" (lower variance).
     """
-    return torch.ops.performer.draw_projection(
-        num_features, head_dim, kind, row_norm, seed, layer, head, redraw
-    )
+    operator = torch.ops.performer.draw_projection
+    return _call(operator, num_features, head_dim, kind, row_norm, seed, layer, head, redraw)
