@@ -122,7 +122,6 @@ void expect_parity_on_grid(bool causal) {
     if (c.L * c.M * c.D * c.E > 4'000'000 && index % 8 != 0) continue;
     met.insert({c.L, c.M});
     expect_parity(c);
-
   }
   EXPECT_GE(met.size(), 45u) << "the walk has become too short to meet the grid";
 }

@@ -114,6 +114,7 @@ struct QuerySweep {
     for (int64_t i = begin; i < end; i += kChunk) {
       const int64_t n = std::min(kChunk, end - i);
       prefetch_rows(plan.q, item.b, item.h, i + n, end);
+      prefetch_rows(result, item.b, item.h, i, i + n);
       pack_rows(plan.q.row(item.b, item.h, i), plan.q.strides[2], n, head.D, head.token_scale,
                 nullptr, tokens);
       query_features(head, tokens, n, state.c, state.z, buffer, features);
@@ -268,6 +269,7 @@ struct QueryGradientSweep {
       prefetch_rows(plan.q, item.b, item.h, i + n, block.end);
       prefetch_rows(out, item.b, item.h, i + n, block.end);
       prefetch_rows(dout, item.b, item.h, i + n, block.end);
+      prefetch_rows(dq, item.b, item.h, i, i + n);
       rows.load(plan, head, item.b, item.h, i, n, out, dout, normalizer);
       for (int64_t panel = 0; panel < num_panels(head.M); ++panel) {
         const int64_t f = panel * NR;
@@ -324,6 +326,8 @@ struct KeyGradientSweep {
       const uint8_t* skip = mask == nullptr ? nullptr : mask + j;
       prefetch_rows(plan.k, item.b, item.h, j + n, block.end);
       prefetch_rows(plan.v, item.b, item.h, j + n, block.end);
+      prefetch_rows(dk, item.b, item.h, j, j + n);
+      prefetch_rows(dv, item.b, item.h, j, j + n);
       const float* k = plan.k.row(item.b, item.h, j);
       pack_rows(k, plan.k.strides[2], n, head.D, head.token_scale, skip, tokens);
       key_offsets(head, k, plan.k.strides[2], n, skip, offset);

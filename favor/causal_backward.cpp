@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Causal attention, backward. The sequence is walked from its end in stretches of kStateInterval
 // tokens, each starting from a state that the forward pass kept. Within a stretch a forward walk
-// rebuilds the state before every chunk, then a reverse walk emits all gradients of a chunk at once
-// and carries the sums over later queries. Nothing is ever rebuilt by subtraction.
+// rebuilds the state before every chunk and emits dq; the features it computes on the way are held
+// for a reverse walk, which carries the sums over later queries and emits dk and dv. Nothing is
+// ever rebuilt by subtraction.
 
 // clang-format off
 #undef HWY_TARGET_INCLUDE
@@ -18,17 +19,21 @@ namespace favor {
 namespace HWY_NAMESPACE {
 namespace {
 
-/// Chunks whose states and key features are held at a time. A stretch has this many when none was
-/// halved by the forward pass; otherwise it is walked in groups.
-constexpr int64_t kHeldChunks = kStateInterval / kChunk;
+/// Tokens of a chunk here: less work inside a chunk than with the forward pass's size. A part of
+/// one of its chunks is a chunk as well.
+constexpr int64_t kPart = kChunk / 2;
+
+/// Chunks held at a time. A stretch has this many when the forward pass halved none of its chunks;
+/// otherwise it is walked in groups.
+constexpr int64_t kHeldChunks = kStateInterval / kPart;
 
 /// Tokens [begin, end) of a segment.
 struct Range {
   int64_t begin, end;
 };
 
-/// The state before a chunk, under the stabilisers that hold for the chunk, features in columns.
-struct ChunkState {
+/// The state before a chunk, features in columns.
+struct WalkedState {
   Panels S;  ///< [E, M]
   float* z;  ///< [M] padded
   float* c;  ///< [M] padded
@@ -37,6 +42,23 @@ struct ChunkState {
     S = {layout.take(panel_floats(head.E, head.M)), head.E};
     z = layout.take(num_panels(head.M) * panel_width());
     c = layout.take(num_panels(head.M) * panel_width());
+  }
+};
+
+/// What the forward walk leaves of a chunk for the reverse walk.
+struct HeldChunk {
+  Panels key_features;    ///< [C, M]
+  Panels query_features;  ///< [C, M] divided by the denominators
+  Panels dscores;         ///< [C, C] lower triangular: gradients of the weights
+  float* c;               ///< [M] padded: the stabilisers of both
+  float* dz;              ///< [M] padded: -query_features^T delta
+
+  void place(ScratchLayout& layout, const HeadPlan& head) {
+    key_features = {layout.take(panel_floats(kPart, head.M)), kPart};
+    query_features = {layout.take(panel_floats(kPart, head.M)), kPart};
+    dscores = {layout.take(panel_floats(kPart, kPart)), kPart};
+    c = layout.take(num_panels(head.M) * panel_width());
+    dz = layout.take(num_panels(head.M) * panel_width());
   }
 };
 
@@ -63,9 +85,9 @@ class CausalBackward {
     place(measure);
     ScratchLayout layout(thread_scratch(measure.used()));
     place(layout);
-    // Columns beyond M and rows beyond a chunk are read by whole vectors, so they must be finite.
-    std::fill_n(features_transposed_.data, panel_floats(head.M, kChunk), 0.0f);
-    std::fill_n(values_transposed_.data, panel_floats(head.E, kChunk), 0.0f);
+    // Columns beyond M and beyond a chunk are read by whole vectors, so they must be finite.
+    std::fill_n(features_transposed_.data, panel_floats(head.M, kPart), 0.0f);
+    std::fill_n(values_transposed_.data, panel_floats(head.E, kPart), 0.0f);
     std::fill_n(sums_transposed_.data, panel_floats(head.E, head.M), 0.0f);
   }
 
@@ -86,42 +108,38 @@ class CausalBackward {
     loaded_.place(layout, head_);
     sums_.place(layout, head_);
     sums_c_ = layout.take(panels_ * panel_width());
-    for (int64_t i = 0; i <= kHeldChunks; ++i) {
-      held_[i].place(layout, head_);
-    }
-    for (int64_t i = 0; i < kHeldChunks; ++i) {
-      held_features_[i] = {layout.take(panel_floats(kChunk, head_.M)), kChunk};
+    state_.place(layout, head_);
+    for (HeldChunk& held : held_) {
+      held.place(layout, head_);
     }
     rows_.place(layout, head_);
-    keys_ = {layout.take(panel_floats(kChunk, head_.D)), kChunk};
-    values_ = {layout.take(panel_floats(kChunk, head_.E)), kChunk};
-    values_transposed_ = {layout.take(panel_floats(head_.E, kChunk)), head_.E};
-    features_transposed_ = {layout.take(panel_floats(head_.M, kChunk)), head_.M};
-    query_features_ = {layout.take(panel_floats(kChunk, head_.M)), kChunk};
-    dlogits_ = {layout.take(panel_floats(kChunk, head_.M)), kChunk};
+    keys_ = {layout.take(panel_floats(kPart, head_.D)), kPart};
+    values_ = {layout.take(panel_floats(kPart, head_.E)), kPart};
+    values_transposed_ = {layout.take(panel_floats(head_.E, kPart)), head_.E};
+    features_transposed_ = {layout.take(panel_floats(head_.M, kPart)), head_.M};
+    dlogits_ = {layout.take(panel_floats(kPart, head_.M)), kPart};
     sums_transposed_ = {layout.take(panel_floats(head_.E, head_.M)), head_.E};
-    scores_ = {layout.take(panel_floats(kChunk, kChunk)), kChunk};
-    dscores_ = {layout.take(panel_floats(kChunk, kChunk)), kChunk};
-    product_ = {layout.take(panel_floats(kChunk, std::max(head_.D, head_.E))), kChunk};
-    added_ = layout.take(panel_width());
+    scores_ = {layout.take(panel_floats(kPart, kPart)), kPart};
+    product_ = {layout.take(panel_floats(kPart, std::max(head_.D, head_.E))), kPart};
+    z_added_ = layout.take(panels_ * panel_width());
     factor_ = layout.take(panel_width());
-    offset_ = layout.take(kChunk);
-    row_sums_ = layout.take(kChunk * panel_width());
+    offset_ = layout.take(kPart);
+    row_sums_ = layout.take(kPart * panel_width());
     buffer_ = layout.take(panel_floats(kChunk, 1));
   }
 
-  /// The state that the forward pass kept before token t of the segment.
-  void load_state(int64_t t, const ChunkState& state) const {
+  /// Sets state_ to what the forward pass kept before token t of the segment.
+  void load_state(int64_t t) {
     if (t == 0) {
       loaded_.clear(head_);
     } else {
       import_state(head_, states_ + saved_state_slot(item_.segment, t) * head_.M * (head_.E + 2),
                    loaded_);
     }
-    std::fill_n(state.S.data, panel_floats(head_.E, head_.M), 0.0f);
-    transpose(loaded_.S, head_.M, head_.E, state.S);
-    std::copy_n(loaded_.z, panels_ * panel_width(), state.z);
-    std::copy_n(loaded_.c, panels_ * panel_width(), state.c);
+    std::fill_n(state_.S.data, panel_floats(head_.E, head_.M), 0.0f);
+    transpose(loaded_.S, head_.M, head_.E, state_.S);
+    std::copy_n(loaded_.z, panels_ * panel_width(), state_.z);
+    std::copy_n(loaded_.c, panels_ * panel_width(), state_.c);
   }
 
   /// Keys beyond the last query of the segment are seen by none.
@@ -132,11 +150,11 @@ class CausalBackward {
     }
   }
 
-  /// The forward pass's chunks in [begin, end).
+  /// The forward pass's chunks in [begin, end), cut to kPart tokens.
   std::vector<Range> find_chunks(int64_t begin, int64_t end) const {
     std::vector<Range> chunks;
     for (int64_t t = begin; t < end; ++t) {
-      if (chunk_starts_[item_.segment.q_begin + t] != 0) {
+      if (chunk_starts_[item_.segment.q_begin + t] != 0 || t - chunks.back().begin == kPart) {
         if (!chunks.empty()) {
           chunks.back().end = t;
         }
@@ -170,56 +188,94 @@ class CausalBackward {
               values_);
   }
 
-  /// Brings `state` to the stabilisers that hold for the chunk, leaves the keys' features in
-  /// `features`, and writes the state after the chunk to `next`, which may be `state` itself.
-  void walk_forward(const Range& chunk, const ChunkState& state, const Panels& features,
-                    const ChunkState& next) {
+  /// Brings state_ to stabilisers that hold for the chunk, whose loaded keys get their features.
+  /// z_added_ receives what the chunk adds to z.
+  void key_features(int64_t n, const Panels& features) {
     const int64_t NR = panel_width();
-    const int64_t n = num_keys(chunk);
-    prefetch_rows(plan_.k, item_.b, item_.h, item_.segment.k_begin + chunk.end,
-                  item_.segment.k_end);
-    prefetch_rows(plan_.v, item_.b, item_.h, item_.segment.k_begin + chunk.end,
-                  item_.segment.k_end);
-    load_keys(chunk);
     for (int64_t panel = 0; panel < panels_; ++panel) {
       const int64_t f = panel * NR;
       const float* u = project(head_, keys_, n, panel, buffer_);
       float* to = features.at(0, panel);
       if (!head_.positive) {
-        relu_keys(u, offset_, n, head_.eps, to, added_);
-      } else if (!(positive_keys(u, offset_, n, state.c + f, to, added_) <= kLazyRaise)) {
-        raise_stabilisers(u, offset_, n, state.c + f, factor_);
-        scale_columns(state.S, head_.E, panel, factor_);
+        relu_keys(u, offset_, n, head_.eps, to, z_added_ + f);
+      } else if (!(positive_keys(u, offset_, n, state_.c + f, to, z_added_ + f) <= kLazyRaise)) {
+        raise_stabilisers(u, offset_, n, state_.c + f, factor_);
+        scale_columns(state_.S, head_.E, panel, factor_);
         for (int64_t i = 0; i < NR; ++i) {
-          state.z[f + i] *= factor_[i];
+          state_.z[f + i] *= factor_[i];
         }
-        positive_keys(u, offset_, n, state.c + f, to, added_);
-      }
-      for (int64_t i = 0; i < NR; ++i) {
-        // Columns beyond M stay without keys.
-        next.z[f + i] = f + i < head_.M ? state.z[f + i] + added_[i] : 0.0f;
-        next.c[f + i] = state.c[f + i];
+        positive_keys(u, offset_, n, state_.c + f, to, z_added_ + f);
       }
     }
-    multiply_transposed(values_, features, state.S, next.S, head_.E, panels_, n);
   }
 
-  /// Gradients of `chunks` from held_[0], the state before the first of them.
+  /// Adds the chunk, whose features are known, to state_.
+  void absorb(int64_t n, const Panels& features) {
+    for (int64_t f = 0; f < head_.M; ++f) {
+      state_.z[f] += z_added_[f];
+    }
+    multiply_transposed(values_, features, state_.S, state_.S, head_.E, panels_, n);
+  }
+
+  /// The forward walk over one chunk: dq, and what the reverse walk needs.
+  void walk_forward(const Range& chunk, const HeldChunk& held) {
+    const int64_t NR = panel_width();
+    const int64_t queries = chunk.end - chunk.begin;
+    const int64_t keys = num_keys(chunk);
+    const int64_t i = item_.segment.q_begin + chunk.begin;
+    prefetch_chunk(item_.segment.q_begin + chunk.end, item_.segment.k_begin + chunk.end);
+    prefetch_rows(dq_, item_.b, item_.h, i, i + queries);
+    load_keys(chunk);
+    rows_.load(plan_, head_, item_.b, item_.h, i, queries, out_, dout_, normalizer_);
+    key_features(keys, held.key_features);
+    std::copy_n(state_.c, panels_ * NR, held.c);
+    std::fill_n(held.dz, panels_ * NR, 0.0f);
+    transpose(values_, keys, head_.E, values_transposed_);
+    multiply_to_lower(rows_.dout, values_transposed_, held.dscores, queries, keys, head_.E);
+    make_lower(held.dscores, queries, keys, rows_.delta, nullptr);
+    multiply_lower(held.dscores, held.key_features, dlogits_, queries, keys, panels_);
+    for (int64_t panel = 0; panel < panels_; ++panel) {
+      const int64_t f = panel * NR;
+      float* features = held.query_features.at(0, panel);
+      normalized_query_features(head_, project(head_, rows_.tokens, queries, panel, buffer_),
+                                state_.c + f, rows_.norm, queries, head_.M - f, features);
+      multiply<true>(rows_.dout, state_.S, dlogits_, 0, queries, panel, panel + 1, head_.E);
+      query_logit_gradients(head_, features, rows_.delta, rows_.norm, queries, state_.z + f,
+                            dlogits_.at(0, panel), held.dz + f);
+    }
+    token_gradients(head_, dlogits_, queries, rows_.tokens, nullptr, product_,
+                    dq_.row(item_.b, item_.h, i), dq_.strides[2]);
+    absorb(keys, held.key_features);
+  }
+
+  /// Gradients of `chunks`, which start at a kept state.
   void walk_stretch(const std::vector<Range>& chunks) {
     const auto at = [&](int64_t i) { return chunks[static_cast<size_t>(i)]; };
-    // A group holds at most kHeldChunks chunks; the state before a later group is found by walking
-    // from the start again, which happens only where the forward pass halved chunks.
+    // The state before a later group is found by walking from the start again, which happens only
+    // where the forward pass halved chunks.
     for (auto last = static_cast<int64_t>(chunks.size()); last > 0;) {
       const int64_t first = (last - 1) / kHeldChunks * kHeldChunks;
-      load_state(chunks.front().begin, held_[0]);
+      load_state(chunks.front().begin);
       for (int64_t i = 0; i < first; ++i) {
-        walk_forward(at(i), held_[0], held_features_[0], held_[0]);
+        load_keys(at(i));
+        key_features(num_keys(at(i)), held_[0].key_features);
+        absorb(num_keys(at(i)), held_[0].key_features);
       }
       for (int64_t i = first; i < last; ++i) {
-        walk_forward(at(i), held_[i - first], held_features_[i - first], held_[i - first + 1]);
+        if (i + 1 < last) {
+          const HeldChunk& later = held_[i - first + 1];
+          prefetch(later.key_features.data, panel_floats(kPart, head_.M));
+          prefetch(later.query_features.data, panel_floats(kPart, head_.M));
+        }
+        walk_forward(at(i), held_[i - first]);
       }
       for (int64_t i = last - 1; i >= first; --i) {
-        chunk_gradients(at(i), i - first);
+        if (i > first) {
+          const HeldChunk& earlier = held_[i - first - 1];
+          prefetch<const float>(earlier.key_features.data, panel_floats(kPart, head_.M));
+          prefetch<const float>(earlier.query_features.data, panel_floats(kPart, head_.M));
+        }
+        walk_back(at(i), held_[i - first]);
       }
       last = first;
     }
@@ -241,75 +297,65 @@ class CausalBackward {
     }
   }
 
-  void chunk_gradients(const Range& chunk, int64_t slot) {
+  /// The reverse walk over one chunk: dk and dv, and the sums over its queries.
+  void walk_back(const Range& chunk, const HeldChunk& held) {
     const int64_t NR = panel_width();
     const int64_t queries = chunk.end - chunk.begin;
     const int64_t keys = num_keys(chunk);
-    const ChunkState& state = held_[slot];
-    const Panels& key_features = held_features_[slot];
     const int64_t i = item_.segment.q_begin + chunk.begin;
-
-    const int64_t earlier = std::max(i - kChunk, item_.segment.q_begin);
-    prefetch_rows(plan_.q, item_.b, item_.h, earlier, i);
-    prefetch_rows(out_, item_.b, item_.h, earlier, i);
-    prefetch_rows(dout_, item_.b, item_.h, earlier, i);
+    const int64_t j = item_.segment.k_begin + chunk.begin;
+    prefetch_chunk(i - kPart, j - kPart);
+    prefetch_rows(dk_, item_.b, item_.h, j, j + keys);
+    prefetch_rows(dv_, item_.b, item_.h, j, j + keys);
     load_keys(chunk);
     rows_.load(plan_, head_, item_.b, item_.h, i, queries, out_, dout_, normalizer_);
-    for (int64_t panel = 0; panel < panels_; ++panel) {
-      const int64_t f = panel * NR;
-      normalized_query_features(head_, project(head_, rows_.tokens, queries, panel, buffer_),
-                                state.c + f, rows_.norm, queries, head_.M - f,
-                                query_features_.at(0, panel));
-    }
-    transpose(values_, keys, head_.E, values_transposed_);
-    multiply_to_lower(rows_.dout, values_transposed_, dscores_, queries, keys, head_.E);
-    make_lower(dscores_, queries, keys, rows_.delta, nullptr);
+    lower_sums(held.c);
     if (keys > 0) {
-      lower_sums(state.c);
-      key_gradients(chunk, key_features, queries, keys);
+      key_gradients(chunk, held, queries, keys);
     }
-    query_gradients(chunk, state, key_features, queries, keys);
+    for (int64_t f = 0; f < panels_ * NR; ++f) {
+      sums_.z[f] += held.dz[f];
+    }
+    multiply_transposed(held.query_features, rows_.dout, sums_.S, sums_.S, head_.M,
+                        num_panels(head_.E), queries);
   }
 
-  void key_gradients(const Range& chunk, const Panels& key_features, int64_t queries,
-                     int64_t keys) {
+  void key_gradients(const Range& chunk, const HeldChunk& held, int64_t queries, int64_t keys) {
     const int64_t NR = panel_width();
     const int64_t j = item_.segment.k_begin + chunk.begin;
-    transpose(key_features, keys, head_.M, features_transposed_);
-    multiply_to_lower(query_features_, features_transposed_, scores_, queries, keys, head_.M);
+    transpose(held.key_features, keys, head_.M, features_transposed_);
+    multiply_to_lower(held.query_features, features_transposed_, scores_, queries, keys, head_.M);
     make_lower(scores_, queries, keys, nullptr, nullptr);
     transpose(sums_.S, head_.M, head_.E, sums_transposed_);
 
-    multiply_lower_transposed(dscores_, query_features_, dlogits_, queries, keys, panels_);
-    multiply<true>(values_, sums_transposed_, dlogits_, 0, keys, 0, panels_, head_.E);
+    multiply_lower_transposed(held.dscores, held.query_features, dlogits_, queries, keys, panels_);
     std::fill_n(row_sums_, keys * NR, 0.0f);
     for (int64_t panel = 0; panel < panels_; ++panel) {
-      key_logit_gradients(head_, key_features.at(0, panel), offset_, keys, sums_.z + panel * NR,
-                          dlogits_.at(0, panel), row_sums_);
+      multiply<true>(values_, sums_transposed_, dlogits_, 0, keys, panel, panel + 1, head_.E);
+      key_logit_gradients(head_, held.key_features.at(0, panel), offset_, keys,
+                          sums_.z + panel * NR, dlogits_.at(0, panel), row_sums_);
     }
     multiply_lower_transposed(scores_, rows_.dout, product_, queries, keys, num_panels(head_.E));
-    multiply<true>(key_features, sums_.S, product_, 0, keys, 0, num_panels(head_.E), head_.M);
-    float ones[kChunk];
+    multiply<true>(held.key_features, sums_.S, product_, 0, keys, 0, num_panels(head_.E), head_.M);
+    float ones[kPart];
     std::fill_n(ones, keys, 1.0f);
     unpack_rows(product_, keys, head_.E, ones, dv_.row(item_.b, item_.h, j), dv_.strides[2]);
     token_gradients(head_, dlogits_, keys, keys_, row_sums_, product_, dk_.row(item_.b, item_.h, j),
                     dk_.strides[2]);
   }
 
-  void query_gradients(const Range& chunk, const ChunkState& state, const Panels& key_features,
-                       int64_t queries, int64_t keys) {
-    const int64_t NR = panel_width();
-    const int64_t i = item_.segment.q_begin + chunk.begin;
-    multiply_lower(dscores_, key_features, dlogits_, queries, keys, panels_);
-    multiply<true>(rows_.dout, state.S, dlogits_, 0, queries, 0, panels_, head_.E);
-    for (int64_t panel = 0; panel < panels_; ++panel) {
-      query_logit_gradients(head_, query_features_.at(0, panel), rows_.delta, rows_.norm, queries,
-                            state.z + panel * NR, dlogits_.at(0, panel), sums_.z + panel * NR);
-    }
-    multiply_transposed(query_features_, rows_.dout, sums_.S, sums_.S, head_.M, num_panels(head_.E),
-                        queries);
-    token_gradients(head_, dlogits_, queries, rows_.tokens, nullptr, product_,
-                    dq_.row(item_.b, item_.h, i), dq_.strides[2]);
+  /// Asks for the rows of a chunk that starts at query i and key j of the batch item.
+  void prefetch_chunk(int64_t i, int64_t j) const {
+    const Segment& segment = item_.segment;
+    i = std::max(i, segment.q_begin);
+    j = std::max(j, segment.k_begin);
+    const int64_t q_end = std::min(i + kPart, segment.q_end);
+    const int64_t k_end = std::min(j + kPart, segment.k_end);
+    prefetch_rows(plan_.q, item_.b, item_.h, i, q_end);
+    prefetch_rows(out_, item_.b, item_.h, i, q_end);
+    prefetch_rows(dout_, item_.b, item_.h, i, q_end);
+    prefetch_rows(plan_.k, item_.b, item_.h, j, k_end);
+    prefetch_rows(plan_.v, item_.b, item_.h, j, k_end);
   }
 
   const Plan<float>& plan_;
@@ -325,22 +371,21 @@ class CausalBackward {
   const uint8_t* chunk_starts_;
   const float* states_;
 
-  KeyState loaded_;  ///< a kept state as it was stored
-  KeyState sums_;    ///< over later queries: S [M, E] = features^T dout, z = -features^T delta
-  float* sums_c_;    ///< [M] stabilisers of sums_
-  ChunkState held_[kHeldChunks + 1];   ///< before each chunk of a group
-  Panels held_features_[kHeldChunks];  ///< [C, M] each
+  KeyState loaded_;    ///< a kept state as it was stored
+  KeyState sums_;      ///< over later queries: S [M, E] = features^T dout, z = -features^T delta
+  float* sums_c_;      ///< [M] stabilisers of sums_
+  WalkedState state_;  ///< before the next chunk of the forward walk
+  HeldChunk held_[kHeldChunks];
   QueryGradients rows_;
   Panels keys_;                 ///< [C, D]
   Panels values_;               ///< [C, E]
   Panels values_transposed_;    ///< [E, C]
   Panels features_transposed_;  ///< [M, C]
-  Panels query_features_;       ///< [C, M] divided by the denominators
   Panels dlogits_;              ///< [C, M]
   Panels sums_transposed_;      ///< [E, M]
-  Panels scores_, dscores_;     ///< [C, C] lower triangular: weights and their gradients
+  Panels scores_;               ///< [C, C] lower triangular
   Panels product_;              ///< [C, D] or [C, E]
-  float* added_;                ///< [NR]
+  float* z_added_;              ///< [M] padded
   float* factor_;               ///< [NR]
   float* offset_;               ///< [C]
   float* row_sums_;             ///< [C, N]

@@ -78,6 +78,7 @@ class CausalForward {
                      states_ + saved_state_slot(segment, t) * head_.M * (head_.E + 2));
       }
       prefetch_rows(plan_.q, item_.b, item_.h, segment.q_begin + t + kChunk, segment.q_end);
+      prefetch_rows(out_, item_.b, item_.h, segment.q_begin + t, segment.q_end);
       prefetch_rows(plan_.k, item_.b, item_.h, segment.k_begin + t + kChunk, segment.k_end);
       prefetch_rows(plan_.v, item_.b, item_.h, segment.k_begin + t + kChunk, segment.k_end);
       run_chunk(t, std::min(kChunk, segment.num_queries() - t));

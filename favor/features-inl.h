@@ -15,12 +15,12 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "favor/plan.h"
 #include "favor/simd-inl.h"
 #include "hwy/aligned_allocator.h"
-#include "hwy/cache_control.h"
 #include "hwy/contrib/math/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -108,16 +108,21 @@ inline HWY_NOINLINE void unpack_rows(const Panels& from, int64_t n, int64_t cols
   }
 }
 
-/// Asks for n rows ahead of their use, so that their arrival overlaps with arithmetic.
+/// Asks for `floats` contiguous floats ahead of their use.
+template <class T>
+HWY_INLINE void prefetch(T* from, int64_t floats) {
+  for (int64_t i = 0; i < floats; i += 64 / static_cast<int64_t>(sizeof(T))) {
+    __builtin_prefetch(from + i, std::is_const_v<T> ? 0 : 1);
+  }
+}
+
+/// Asks for a chunk of rows from `first` on (none from `end` on) ahead of their use, so that their
+/// arrival overlaps with arithmetic; rows of mutable memory are asked for to be written.
 template <class T>
 HWY_INLINE void prefetch_rows(const View4<T>& view, int64_t b, int64_t h, int64_t first,
                               int64_t end) {
-  constexpr int64_t kLine = 64 / sizeof(T);
   for (int64_t row = first; row < std::min(first + kChunk, end); ++row) {
-    const T* at = view.row(b, h, row);
-    for (int64_t c = 0; c < view.sizes[3]; c += kLine) {
-      hwy::Prefetch(at + c);
-    }
+    prefetch(view.row(b, h, row), view.sizes[3]);
   }
 }
 
