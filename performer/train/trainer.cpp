@@ -182,8 +182,9 @@ class Trainer {
       if (!std::isfinite(loss)) stop_not_finite("loss", loss);
       (summed / double(num_targets)).backward();
     }
+    // The limit is applied in float.
     const double limit =
-        config_.optimizer.clip > 0 ? config_.optimizer.clip : std::numeric_limits<double>::max();
+        config_.optimizer.clip > 0 ? config_.optimizer.clip : std::numeric_limits<float>::max();
     grad_norm_ = torch::nn::utils::clip_grad_norm_(model_->parameters(), limit);
     if (!std::isfinite(grad_norm_)) stop_not_finite("gradient norm", grad_norm_);
     optimizer_.step();
