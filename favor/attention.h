@@ -66,12 +66,13 @@ inline constexpr int64_t kStateInterval = 1024;
 template <class T>
 struct Saved {
   T* normalizer = nullptr;  ///< [B, H, L]: log of the denominators (positive) or denominators
-  T* state = nullptr;       ///< saved_state_size(...) elements; may be null: it is recomputed
+  T* state = nullptr;       ///< saved_state_size(...) elements; null: it is recomputed
   uint8_t* chunk_starts = nullptr;  ///< [B, H, L], causal only: 1 where a chunk starts
 };
 
-/// Number of elements of Saved::state: independent of L in the bidirectional case (0 with more than
-/// one segment), one state per kStateInterval tokens in the causal case.
+/// Number of elements of Saved::state (recomputing it costs the causal backward pass a walk over
+/// all earlier keys per kStateInterval tokens): independent of L in the bidirectional case (0 with
+/// more than one segment), one state per kStateInterval tokens in the causal case.
 int64_t saved_state_size(int64_t B, int64_t H, int64_t L, int64_t M, int64_t E, bool is_causal,
                          int64_t num_segments);
 

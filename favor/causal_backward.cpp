@@ -12,6 +12,8 @@
 #include "favor/features-inl.h"
 // clang-format on
 
+#include <span>
+
 #include "favor/parallel.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -80,7 +82,9 @@ class CausalBackward {
     const int64_t row = item.b * plan.H + item.h;
     normalizer_ = saved.normalizer + row * plan.L;
     chunk_starts_ = saved.chunk_starts + row * plan.L;
-    states_ = saved.state + row * saved_state_size(1, 1, plan.L, plan.M, plan.E, true, 1);
+    if (saved.state != nullptr) {
+      states_ = saved.state + row * saved_state_size(1, 1, plan.L, plan.M, plan.E, true, 1);
+    }
     ScratchLayout measure;
     place(measure);
     ScratchLayout layout(thread_scratch(measure.used()));
@@ -128,9 +132,10 @@ class CausalBackward {
     buffer_ = layout.take(panel_floats(kChunk, 1));
   }
 
-  /// Sets state_ to what the forward pass kept before token t of the segment.
+  /// Sets state_ to the state before token t of the segment, a multiple of kStateInterval: what the
+  /// forward pass kept, or else absorbed anew from the segment's start.
   void load_state(int64_t t) {
-    if (t == 0) {
+    if (t == 0 || states_ == nullptr) {
       loaded_.clear(head_);
     } else {
       import_state(head_, states_ + saved_state_slot(item_.segment, t) * head_.M * (head_.E + 2),
@@ -140,6 +145,18 @@ class CausalBackward {
     transpose(loaded_.S, head_.M, head_.E, state_.S);
     std::copy_n(loaded_.z, panels_ * panel_width(), state_.z);
     std::copy_n(loaded_.c, panels_ * panel_width(), state_.c);
+    if (states_ == nullptr) {
+      walk_keys(find_chunks(0, t));
+    }
+  }
+
+  /// Absorbs the keys of chunks whose queries are not of interest.
+  void walk_keys(std::span<const Range> chunks) {
+    for (const Range& chunk : chunks) {
+      load_keys(chunk);
+      key_features(num_keys(chunk), held_[0].key_features);
+      absorb(num_keys(chunk), held_[0].key_features);
+    }
   }
 
   /// Keys beyond the last query of the segment are seen by none.
@@ -154,7 +171,8 @@ class CausalBackward {
   std::vector<Range> find_chunks(int64_t begin, int64_t end) const {
     std::vector<Range> chunks;
     for (int64_t t = begin; t < end; ++t) {
-      if (chunk_starts_[item_.segment.q_begin + t] != 0 || t - chunks.back().begin == kPart) {
+      if (chunks.empty() || chunk_starts_[item_.segment.q_begin + t] != 0 ||
+          t - chunks.back().begin == kPart) {
         if (!chunks.empty()) {
           chunks.back().end = t;
         }
@@ -256,11 +274,7 @@ class CausalBackward {
     for (auto last = static_cast<int64_t>(chunks.size()); last > 0;) {
       const int64_t first = (last - 1) / kHeldChunks * kHeldChunks;
       load_state(chunks.front().begin);
-      for (int64_t i = 0; i < first; ++i) {
-        load_keys(at(i));
-        key_features(num_keys(at(i)), held_[0].key_features);
-        absorb(num_keys(at(i)), held_[0].key_features);
-      }
+      walk_keys(std::span(chunks).first(static_cast<size_t>(first)));
       for (int64_t i = first; i < last; ++i) {
         if (i + 1 < last) {
           const HeldChunk& later = held_[i - first + 1];
@@ -369,7 +383,7 @@ class CausalBackward {
   int64_t panels_;
   const float* normalizer_;
   const uint8_t* chunk_starts_;
-  const float* states_;
+  const float* states_ = nullptr;
 
   KeyState loaded_;    ///< a kept state as it was stored
   KeyState sums_;      ///< over later queries: S [M, E] = features^T dout, z = -features^T delta
