@@ -21,7 +21,7 @@ namespace {
 /// busy, none shorter than needed to pay for its state. Independent of the number of threads.
 inline int64_t num_blocks(int64_t tokens, int64_t items) {
   constexpr int64_t kWantedTasks = 64;
-  constexpr int64_t kSmallestBlock = 512;
+  constexpr int64_t kSmallestBlock = 1024;
   return std::clamp<int64_t>(kWantedTasks / std::max<int64_t>(items, 1), 1,
                              std::max<int64_t>(tokens / kSmallestBlock, 1));
 }

@@ -361,84 +361,105 @@ struct QueryFeatures {
   float* denominator;  ///< [C]
   float* top;          ///< [C] row maximum of the logits, base 2; 0 for generalised maps
   float* lanes;        ///< [C, N] running maxima and sums
+  float* shift;        ///< [M] padded
 
   void place(ScratchLayout& layout, int64_t M) {
     features = {layout.take(panel_floats(kChunk, M)), kChunk};
     denominator = layout.take(kChunk);
     top = layout.take(kChunk);
     lanes = layout.take(kChunk * panel_width());
+    shift = layout.take(num_panels(M) * panel_width());
   }
 };
 
-/// Features of n packed queries against stabilisers c: 2^(u + c - top), top the row's maximum, or
-/// max(u, 0) + eps. The denominators become features . z.
-inline HWY_NOINLINE void query_features(const HeadPlan& head, const Panels& tokens, int64_t n,
-                                        const float* HWY_RESTRICT c, const float* HWY_RESTRICT z,
-                                        float* buffer, const QueryFeatures& out) {
+/// max(u, 0) + eps of n packed queries; the denominators become features . z.
+inline HWY_NOINLINE void relu_queries(const HeadPlan& head, const Panels& tokens, int64_t n,
+                                      const float* HWY_RESTRICT z, float* buffer,
+                                      const QueryFeatures& out) {
+  const FloatTag d;
+  const int64_t N = static_cast<int64_t>(hn::Lanes(d));
+  const int64_t NR = 2 * N;
+  const Vector floor = hn::Set(d, head.eps);
+  std::fill_n(out.lanes, n * N, 0.0f);
+  for (int64_t panel = 0; panel < num_panels(head.M); ++panel) {
+    const float* HWY_RESTRICT u = project(head, tokens, n, panel, buffer);
+    float* HWY_RESTRICT to = out.features.at(0, panel);
+    // Lanes beyond M carry z = 0.
+    const Vector z0 = hn::LoadU(d, z + panel * NR);
+    const Vector z1 = hn::LoadU(d, z + panel * NR + N);
+    for (int64_t r = 0; r < n; ++r) {
+      const Vector value0 = hn::Add(hn::Max(hn::LoadU(d, u + r * NR), hn::Zero(d)), floor);
+      const Vector value1 = hn::Add(hn::Max(hn::LoadU(d, u + r * NR + N), hn::Zero(d)), floor);
+      hn::StoreU(value0, d, to + r * NR);
+      hn::StoreU(value1, d, to + r * NR + N);
+      const Vector sum = hn::MulAdd(value0, z0, hn::LoadU(d, out.lanes + r * N));
+      hn::StoreU(hn::MulAdd(value1, z1, sum), d, out.lanes + r * N);
+    }
+  }
+  for (int64_t r = 0; r < n; ++r) {
+    out.top[r] = 0.0f;
+    out.denominator[r] = hn::GetLane(hn::SumOfLanes(d, hn::LoadU(d, out.lanes + r * N)));
+  }
+}
+
+/// 2^(u + c - top) of n packed queries under stabilisers c, top the row's maximum; the denominators
+/// become features . z.
+inline HWY_NOINLINE void positive_queries(const HeadPlan& head, const Panels& tokens, int64_t n,
+                                          const float* c, const float* HWY_RESTRICT z,
+                                          const QueryFeatures& out) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
   const int64_t panels = num_panels(head.M);
-  const Vector floor = hn::Set(d, head.eps);
-  for (int64_t i = 0; i < n * N; i += N) {
-    hn::StoreU(hn::Set(d, head.positive ? 2 * kNoKey : 0.0f), d, out.lanes + i);
-  }
+  float* HWY_RESTRICT shift = out.shift;
+  float* HWY_RESTRICT lanes = out.lanes;
+  // Lanes beyond M must not count in the maximum.
+  std::copy_n(c, head.M, shift);
+  std::fill(shift + head.M, shift + panels * NR, 2 * kNoKey);
+  std::fill_n(lanes, n * N, 2 * kNoKey);
   for (int64_t panel = 0; panel < panels; ++panel) {
-    const float* HWY_RESTRICT u = project(head, tokens, n, panel, buffer);
-    float* HWY_RESTRICT to = out.features.at(0, panel);
-    const int64_t f = panel * NR;
-    const Vector z0 = hn::LoadU(d, z + f);
-    const Vector z1 = hn::LoadU(d, z + f + N);
-    if (!head.positive) {
-      // Lanes beyond M carry z = 0.
-      for (int64_t r = 0; r < n; ++r) {
-        const Vector value0 = hn::Add(hn::Max(hn::LoadU(d, u + r * NR), hn::Zero(d)), floor);
-        const Vector value1 = hn::Add(hn::Max(hn::LoadU(d, u + r * NR + N), hn::Zero(d)), floor);
-        hn::StoreU(value0, d, to + r * NR);
-        hn::StoreU(value1, d, to + r * NR + N);
-        const Vector sum = hn::MulAdd(value0, z0, hn::LoadU(d, out.lanes + r * N));
-        hn::StoreU(hn::MulAdd(value1, z1, sum), d, out.lanes + r * N);
-      }
-      continue;
-    }
-    // Lanes beyond M must not count in the maximum.
-    const int64_t valid = head.M - f;
-    const Vector least = hn::Set(d, 2 * kNoKey);
-    const auto valid0 = hn::FirstN(d, static_cast<size_t>(std::min(valid, N)));
-    const auto valid1 = hn::FirstN(d, static_cast<size_t>(std::clamp<int64_t>(valid - N, 0, N)));
-    const Vector c0 = hn::IfThenElse(valid0, hn::LoadU(d, c + f), least);
-    const Vector c1 = hn::IfThenElse(valid1, hn::LoadU(d, c + f + N), least);
+    const float* u = project(head, tokens, n, panel, out.features.at(0, panel));
+    const Vector c0 = hn::LoadU(d, shift + panel * NR);
+    const Vector c1 = hn::LoadU(d, shift + panel * NR + N);
     for (int64_t r = 0; r < n; ++r) {
       const Vector shifted0 = hn::Add(hn::LoadU(d, u + r * NR), c0);
       const Vector shifted1 = hn::Add(hn::LoadU(d, u + r * NR + N), c1);
-      hn::StoreU(shifted0, d, to + r * NR);
-      hn::StoreU(shifted1, d, to + r * NR + N);
-      const Vector lanes = hn::LoadU(d, out.lanes + r * N);
-      hn::StoreU(hn::Max(lanes, hn::Max(shifted0, shifted1)), d, out.lanes + r * N);
+      const Vector top = hn::LoadU(d, lanes + r * N);
+      hn::StoreU(hn::Max(top, hn::Max(shifted0, shifted1)), d, lanes + r * N);
     }
-  }
-  if (!head.positive) {
-    for (int64_t r = 0; r < n; ++r) {
-      out.top[r] = 0.0f;
-      out.denominator[r] = hn::GetLane(hn::SumOfLanes(d, hn::LoadU(d, out.lanes + r * N)));
-    }
-    return;
   }
   for (int64_t r = 0; r < n; ++r) {
-    const Vector top = hn::MaxOfLanes(d, hn::LoadU(d, out.lanes + r * N));
-    out.top[r] = hn::GetLane(top);
-    Vector sum0 = hn::Zero(d);
-    Vector sum1 = hn::Zero(d);
-    for (int64_t panel = 0; panel < panels; ++panel) {
-      float* HWY_RESTRICT row = out.features.at(r, panel);
-      const Vector e0 = exp2(hn::Sub(hn::LoadU(d, row), top));
-      const Vector e1 = exp2(hn::Sub(hn::LoadU(d, row + N), top));
-      sum0 = hn::MulAdd(e0, hn::LoadU(d, z + panel * NR), sum0);
-      sum1 = hn::MulAdd(e1, hn::LoadU(d, z + panel * NR + N), sum1);
-      hn::StoreU(e0, d, row);
-      hn::StoreU(e1, d, row + N);
+    out.top[r] = hn::GetLane(hn::MaxOfLanes(d, hn::LoadU(d, lanes + r * N)));
+  }
+  std::fill_n(lanes, n * N, 0.0f);
+  for (int64_t panel = 0; panel < panels; ++panel) {
+    float* at = out.features.at(0, panel);
+    const Vector c0 = hn::LoadU(d, shift + panel * NR);
+    const Vector c1 = hn::LoadU(d, shift + panel * NR + N);
+    const Vector z0 = hn::LoadU(d, z + panel * NR);
+    const Vector z1 = hn::LoadU(d, z + panel * NR + N);
+    for (int64_t r = 0; r < n; ++r, at += NR) {
+      const Vector top = hn::Set(d, out.top[r]);
+      const Vector e0 = exp2(hn::Sub(hn::Add(hn::LoadU(d, at), c0), top));
+      const Vector e1 = exp2(hn::Sub(hn::Add(hn::LoadU(d, at + N), c1), top));
+      hn::StoreU(e0, d, at);
+      hn::StoreU(e1, d, at + N);
+      const Vector sum = hn::MulAdd(e0, z0, hn::LoadU(d, lanes + r * N));
+      hn::StoreU(hn::MulAdd(e1, z1, sum), d, lanes + r * N);
     }
-    out.denominator[r] = hn::GetLane(hn::SumOfLanes(d, hn::Add(sum0, sum1)));
+  }
+  for (int64_t r = 0; r < n; ++r) {
+    out.denominator[r] = hn::GetLane(hn::SumOfLanes(d, hn::LoadU(d, lanes + r * N)));
+  }
+}
+
+/// Features of n packed queries against a state's stabilisers, and their denominators.
+inline void query_features(const HeadPlan& head, const Panels& tokens, int64_t n, const float* c,
+                           const float* z, float* buffer, const QueryFeatures& out) {
+  if (head.positive) {
+    positive_queries(head, tokens, n, c, z, out);
+  } else {
+    relu_queries(head, tokens, n, z, buffer, out);
   }
 }
 
