@@ -235,8 +235,9 @@ class CausalBackward {
     multiply_transposed(values_, features, state_.S, state_.S, head_.E, panels_, n);
   }
 
-  /// The forward walk over one chunk: dq, and what the reverse walk needs.
-  void walk_forward(const Range& chunk, const HeldChunk& held) {
+  /// The forward walk over one chunk: dq, and what the reverse walk needs. `later` is where the
+  /// next chunk will be held, or null.
+  void walk_forward(const Range& chunk, const HeldChunk& held, const HeldChunk* later) {
     const int64_t NR = panel_width();
     const int64_t queries = chunk.end - chunk.begin;
     const int64_t keys = num_keys(chunk);
@@ -255,6 +256,10 @@ class CausalBackward {
     for (int64_t panel = 0; panel < panels_; ++panel) {
       const int64_t f = panel * NR;
       float* features = held.query_features.at(0, panel);
+      if (later != nullptr) {
+        prefetch(later->key_features.at(0, panel), kPart * NR);
+        prefetch(later->query_features.at(0, panel), kPart * NR);
+      }
       normalized_query_features(head_, project(head_, rows_.tokens, queries, panel, buffer_),
                                 state_.c + f, rows_.norm, queries, head_.M - f, features);
       multiply<true>(rows_.dout, state_.S, dlogits_, 0, queries, panel, panel + 1, head_.E);
@@ -276,20 +281,11 @@ class CausalBackward {
       load_state(chunks.front().begin);
       walk_keys(std::span(chunks).first(static_cast<size_t>(first)));
       for (int64_t i = first; i < last; ++i) {
-        if (i + 1 < last) {
-          const HeldChunk& later = held_[i - first + 1];
-          prefetch(later.key_features.data, panel_floats(kPart, head_.M));
-          prefetch(later.query_features.data, panel_floats(kPart, head_.M));
-        }
-        walk_forward(at(i), held_[i - first]);
+        const HeldChunk* later = i + 1 < last ? &held_[i - first + 1] : nullptr;
+        walk_forward(at(i), held_[i - first], later);
       }
       for (int64_t i = last - 1; i >= first; --i) {
-        if (i > first) {
-          const HeldChunk& earlier = held_[i - first - 1];
-          prefetch<const float>(earlier.key_features.data, panel_floats(kPart, head_.M));
-          prefetch<const float>(earlier.query_features.data, panel_floats(kPart, head_.M));
-        }
-        walk_back(at(i), held_[i - first]);
+        walk_back(at(i), held_[i - first], i > first ? &held_[i - first - 1] : nullptr);
       }
       last = first;
     }
@@ -311,8 +307,9 @@ class CausalBackward {
     }
   }
 
-  /// The reverse walk over one chunk: dk and dv, and the sums over its queries.
-  void walk_back(const Range& chunk, const HeldChunk& held) {
+  /// The reverse walk over one chunk: dk and dv, and the sums over its queries. `earlier` is where
+  /// the chunk before it is held, or null.
+  void walk_back(const Range& chunk, const HeldChunk& held, const HeldChunk* earlier) {
     const int64_t NR = panel_width();
     const int64_t queries = chunk.end - chunk.begin;
     const int64_t keys = num_keys(chunk);
@@ -325,7 +322,7 @@ class CausalBackward {
     rows_.load(plan_, head_, item_.b, item_.h, i, queries, out_, dout_, normalizer_);
     lower_sums(held.c);
     if (keys > 0) {
-      key_gradients(chunk, held, queries, keys);
+      key_gradients(chunk, held, earlier, queries, keys);
     }
     for (int64_t f = 0; f < panels_ * NR; ++f) {
       sums_.z[f] += held.dz[f];
@@ -334,7 +331,8 @@ class CausalBackward {
                         num_panels(head_.E), queries);
   }
 
-  void key_gradients(const Range& chunk, const HeldChunk& held, int64_t queries, int64_t keys) {
+  void key_gradients(const Range& chunk, const HeldChunk& held, const HeldChunk* earlier,
+                     int64_t queries, int64_t keys) {
     const int64_t NR = panel_width();
     const int64_t j = item_.segment.k_begin + chunk.begin;
     transpose(held.key_features, keys, head_.M, features_transposed_);
@@ -345,6 +343,10 @@ class CausalBackward {
     multiply_lower_transposed(held.dscores, held.query_features, dlogits_, queries, keys, panels_);
     std::fill_n(row_sums_, keys * NR, 0.0f);
     for (int64_t panel = 0; panel < panels_; ++panel) {
+      if (earlier != nullptr) {
+        prefetch<const float>(earlier->key_features.at(0, panel), kPart * NR);
+        prefetch<const float>(earlier->query_features.at(0, panel), kPart * NR);
+      }
       multiply<true>(values_, sums_transposed_, dlogits_, 0, keys, panel, panel + 1, head_.E);
       key_logit_gradients(head_, held.key_features.at(0, panel), offset_, keys,
                           sums_.z + panel * NR, dlogits_.at(0, panel), row_sums_);
