@@ -9,6 +9,7 @@
 
 #include "cli/command.h"
 #include "favor/check.h"
+#include "favor/isa.h"
 #include "performer/data/safetensors.h"
 #include "performer/train/run_folder.h"
 
@@ -21,7 +22,10 @@ ordered_json describe_build() {
   return {{"version", version()},
           {"revision", revision()},
           {"torch", TORCH_VERSION},
-          {"threads", at::get_num_threads()}};
+          {"threads", at::get_num_threads()},
+          {"isa", favor::current_isa()},
+          {"available_isas", favor::available_isas()},
+          {"compiled_isas", favor::compiled_isas()}};
 }
 
 ordered_json describe_model(const std::string& path) {

@@ -8,6 +8,7 @@
 #include <limits>
 #include <string>
 
+#include "favor/isa.h"
 #include "favor/plan.h"
 #include "favor/reference.h"
 #include "hwy/aligned_allocator.h"
@@ -74,6 +75,7 @@ std::vector<Segment> make_segments(const char* op, const AttentionParams<T>& par
 template <class T>
 Plan<T> make_plan(const char* op, const AttentionParams<T>& params, const View4<const T>& q,
                   const View4<const T>& k, const View4<const T>& v) {
+  apply_isa_limit();
   check_view(op, "q", q);
   Plan<T> plan;
   plan.B = q.sizes[0];

@@ -14,6 +14,7 @@
 #include "favor/attention.h"
 #include "favor/check.h"
 #include "favor/feature_map.h"
+#include "favor/isa.h"
 #include "favor/parallel.h"
 #include "favor/projection.h"
 #include "favor/random.h"

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "favor/attention.h"
+#include "favor/isa.h"
 #include "favor/projection.h"
 #include "favor/random.h"
 #include "favor/reference.h"
@@ -29,6 +30,7 @@ void for_each_isa(const Body& body) {
   struct Release {
     ~Release() { hwy::SetSupportedTargetsForTest(0); }
   } release;
+  apply_isa_limit();
   const std::vector<int64_t> targets = hwy::SupportedAndGeneratedTargets();
   if (targets.empty()) throw std::logic_error("for_each_isa: no instruction set to test");
   for (const int64_t target : targets) {
