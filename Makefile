@@ -29,7 +29,7 @@ test:  ## set up and run every test; PARTS="gcc python" for some (see scripts/te
 bench:  ## set up, build and run the benchmark of the kernels; writes build/bench.jsonl
 	@scripts/setup --no-torch
 	@scripts/build --no-torch favor_bench
-	@build/release-core/favor_bench --output build/bench.jsonl $(ARGS)
+	@build/release-core/favor_bench --json build/bench.jsonl $(ARGS)
 
 format:  ## format the C++ sources with clang-format 14
 	@scripts/check_format

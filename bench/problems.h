@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// The list of problems to time: reading it and naming its entries.
+#ifndef BENCH_PROBLEMS_H_
+#define BENCH_PROBLEMS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "favor/feature_map.h"
+
+namespace favor::bench {
+
+enum class Op { kBidirectional, kCausal, kDecodeStep };
+std::string to_string(Op op);
+
+enum class Pass { kForward, kBackward };
+std::string to_string(Pass pass);
+
+/// A feature map with or without a random matrix.
+struct Map {
+  FeatureMapKind kind = FeatureMapKind::kPositive;
+  bool projected = true;
+};
+/// positive | relu | relu-identity
+std::string to_string(Map map);
+
+/// One line of the list: sizes, and what to run at these sizes.
+struct Shape {
+  std::string name;
+  int64_t B = 1, H = 8, L = 1024, S = 0, D = 64, E = 64, M = 256;
+  double norm = 1;
+  std::vector<Op> ops;
+  std::vector<Map> maps;
+  std::vector<int> threads{1};
+
+  int64_t features(Map map) const { return map.projected ? M : D; }
+};
+
+/// Reads a list in the format that bench/shapes.txt describes; `all_threads` is what the word "all"
+/// stands for. Throws favor::Error naming file and line.
+std::vector<Shape> read_shapes(const std::string& path, int all_threads);
+
+/// "causal/backward/positive/L4096/threads1": what --filter is matched against.
+std::string label(const Shape& shape, Op op, Pass pass, Map map, int threads);
+
+}  // namespace favor::bench
+
+#endif  // BENCH_PROBLEMS_H_

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/workload.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string_view>
+
+namespace favor::bench {
+
+Tensor::Tensor(int64_t b, int64_t h, int64_t l, int64_t d)
+    : data(hwy::AllocateAligned<float>(static_cast<size_t>(std::max<int64_t>(b * h * l * d, 1)))),
+      B(b),
+      H(h),
+      L(l),
+      D(d) {
+  fill(std::numeric_limits<float>::quiet_NaN());
+}
+
+void Tensor::fill(float value) const {
+  std::fill_n(data.get(), size(), value);
+}
+
+std::vector<float> Tensor::last_head() const {
+  return std::vector<float>(data.get() + size() - L * D, data.get() + size());
+}
+
+bool Tensor::is_finite() const {
+  return std::all_of(data.get(), data.get() + size(), [](float x) { return std::isfinite(x); });
+}
+
+uint64_t Tensor::hash() const {
+  const char* bytes = reinterpret_cast<const char*>(data.get());
+  return std::hash<std::string_view>()({bytes, static_cast<size_t>(size()) * sizeof(float)});
+}
+
+namespace {
+
+Tensor random_tensor(uint64_t stream, int64_t B, int64_t H, int64_t L, int64_t D, double norm) {
+  Tensor tensor(B, H, L, D);
+  const std::vector<float> values = test::random_normal(1, stream, tensor.size(), norm);
+  std::copy(values.begin(), values.end(), tensor.data.get());
+  return tensor;
+}
+
+// Row t of every head as a [B, H, 1, D] view.
+View4<float> token(const Tensor& tensor, int64_t t) {
+  View4<float> view = tensor.view();
+  view.data += t * tensor.D;
+  view.sizes[2] = 1;
+  return view;
+}
+
+}  // namespace
+
+Inputs::Inputs(const Shape& s)
+    : shape(s),
+      q(random_tensor(1, s.B, s.H, s.L, s.D, s.norm)),
+      k(random_tensor(2, s.B, s.H, s.S, s.D, s.norm)),
+      v(random_tensor(3, s.B, s.H, s.S, s.E, 1)),
+      dout(random_tensor(4, s.B, s.H, s.L, s.E, 1)) {
+  ProjectionSpec matrix;
+  matrix.num_features = s.M;
+  matrix.head_dim = s.D;
+  projection = draw_projection(matrix);
+}
+
+test::Problem Inputs::last_head(Op op, Map map) const {
+  test::Problem problem;
+  test::Case& c = problem.spec;
+  c.B = c.H = 1;
+  c.L = shape.L;
+  c.S = shape.S;
+  c.D = shape.D;
+  c.E = shape.E;
+  c.M = shape.features(map);
+  c.causal = op != Op::kBidirectional;
+  c.feature_map = map.kind;
+  c.projection = map.projected ? test::ProjectionUse::kShared : test::ProjectionUse::kNone;
+  c.norm = shape.norm;
+  problem.q = q.last_head();
+  problem.k = k.last_head();
+  problem.v = v.last_head();
+  problem.dout = dout.last_head();
+  if (map.projected) problem.projection = projection;
+  return problem;
+}
+
+double num_flops(const Shape& s, Op op, Pass pass, Map map) {
+  const bool decodes = op == Op::kDecodeStep;
+  const auto rows = static_cast<double>(s.B * s.H * (decodes ? 2 : s.L + s.S));
+  const auto width = static_cast<double>((map.projected ? s.D : 0) + s.E);
+  const double forward = 2 * rows * static_cast<double>(s.features(map)) * width;
+  return pass == Pass::kForward ? forward : 2 * forward;
+}
+
+Workload::Workload(const Inputs& inputs, Op op, Map map)
+    : inputs_(inputs),
+      op_(op),
+      out_(inputs.shape.B, inputs.shape.H, inputs.shape.L, inputs.shape.E) {
+  const Shape& s = inputs.shape;
+  params_.feature_map = map.kind;
+  params_.projection = map.projected ? inputs.projection.data() : nullptr;
+  params_.num_features = s.features(map);
+  if (op == Op::kDecodeStep) return;
+  dq_ = Tensor(s.B, s.H, s.L, s.D);
+  dk_ = Tensor(s.B, s.H, s.S, s.D);
+  dv_ = Tensor(s.B, s.H, s.S, s.E);
+  const bool causal = op == Op::kCausal;
+  normalizer_ = Tensor(s.B, s.H, s.L, 1);
+  state_ = Tensor(1, 1, 1, saved_state_size(s.B, s.H, s.L, s.features(map), s.E, causal, 1));
+  chunk_starts_.resize(static_cast<size_t>(causal ? s.B * s.H * s.L : 0));
+  saved_ = {normalizer_.data.get(), state_.data.get(), causal ? chunk_starts_.data() : nullptr};
+}
+
+void Workload::prepare(Pass pass) {
+  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+  if (pass == Pass::kForward) {
+    out_.fill(kNaN);
+  } else {
+    for (const Tensor* gradient : {&dq_, &dk_, &dv_}) gradient->fill(kNaN);
+  }
+  if (op_ == Op::kDecodeStep) {
+    const Shape& s = inputs_.shape;
+    decode_state_ = DecodeState(s.B, s.H, params_.num_features, s.E);
+  }
+}
+
+void Workload::run(Pass pass) {
+  const View4<float> q = inputs_.q.view(), k = inputs_.k.view(), v = inputs_.v.view();
+  const View4<float> dout = inputs_.dout.view(), out = out_.view();
+  const bool causal = op_ == Op::kCausal;
+  if (op_ == Op::kDecodeStep) {
+    for (int64_t t = 0; t < inputs_.shape.L; ++t) {
+      decode_step(params_, token(inputs_.q, t), token(inputs_.k, t), token(inputs_.v, t),
+                  decode_state_, token(out_, t));
+    }
+  } else if (pass == Pass::kForward) {
+    if (causal) {
+      causal_forward<float>(params_, q, k, v, out, &saved_);
+    } else {
+      bidirectional_forward<float>(params_, q, k, v, out, &saved_);
+    }
+  } else if (causal) {
+    causal_backward<float>(params_, q, k, v, out, dout, saved_, dq_.view(), dk_.view(), dv_.view());
+  } else {
+    bidirectional_backward<float>(params_, q, k, v, out, dout, saved_, dq_.view(), dk_.view(),
+                                  dv_.view());
+  }
+}
+
+double Workload::error_ratio(Pass pass, const test::Judge& judge, float perturbation) const {
+  double largest = 0;
+  const auto check = [&](const Tensor& result, const test::ErrorSize& naive,
+                         const std::vector<double>& truth, const std::vector<double>& terms,
+                         double extra) {
+    std::vector<float> head = result.last_head();
+    head[head.size() / 2] += perturbation;
+    const double ratio = result.is_finite()
+                             ? test::error_ratio(head, naive, truth, terms, extra).ratio
+                             : std::numeric_limits<double>::infinity();
+    // Written so that a ratio which is no number stays, and fails.
+    if (!(ratio <= largest)) largest = ratio;
+  };
+  if (pass == Pass::kForward) {
+    check(out_, judge.out, judge.truth.out, {}, judge.chunk_rounding);
+    return largest;
+  }
+  // Beyond these norms Judge has no truth for gradients.
+  if (!judge.compare_gradients) return std::numeric_limits<double>::infinity();
+  check(dq_, judge.dq, judge.truth.dq, judge.terms.dq, 0);
+  check(dk_, judge.dk, judge.truth.dk, judge.terms.dk, 0);
+  check(dv_, judge.dv, judge.truth.dv, judge.terms.dv, 0);
+  return largest;
+}
+
+uint64_t Workload::hash(Pass pass) const {
+  if (pass == Pass::kForward) return out_.hash();
+  // Multiplied by different odd numbers, so that gradients which changed places are noticed.
+  return dq_.hash() + 3 * dk_.hash() + 5 * dv_.hash();
+}
+
+}  // namespace favor::bench

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// One problem of the list in memory: inputs and outputs of a kernel, the call itself, and what the
+// reference says about its results.
+#ifndef BENCH_WORKLOAD_H_
+#define BENCH_WORKLOAD_H_
+
+#include <hwy/aligned_allocator.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "bench/problems.h"
+#include "favor/attention.h"
+#include "favor/testing.h"
+
+namespace favor::bench {
+
+/// A contiguous [B, H, L, D] tensor at an aligned address, as tensor libraries allocate it.
+struct Tensor {
+  Tensor() = default;
+  Tensor(int64_t B, int64_t H, int64_t L, int64_t D);
+
+  View4<float> view() const { return contiguous_view(data.get(), B, H, L, D); }
+  int64_t size() const { return B * H * L * D; }
+  void fill(float value) const;
+  std::vector<float> last_head() const;
+  bool is_finite() const;
+  uint64_t hash() const;
+
+  hwy::AlignedFreeUniquePtr<float[]> data;
+  int64_t B = 0, H = 0, L = 0, D = 0;
+};
+
+/// Random inputs of a shape, shared by every operation that runs on it.
+struct Inputs {
+  explicit Inputs(const Shape& shape);
+
+  /// The last head of the last item as a problem of its own, for the reference.
+  test::Problem last_head(Op op, Map map) const;
+
+  Shape shape;
+  Tensor q, k, v, dout;
+  std::vector<float> projection;
+};
+
+/// Floating-point operations of one call: two per multiply-add of the products between tokens,
+/// features and values, 8 B H L M D forward if L = S and D = E, and twice as many backward.
+/// decode_step is counted for one token. Products with an absent projection are not counted.
+double num_flops(const Shape& shape, Op op, Pass pass, Map map);
+
+/// A kernel with its buffers. What a call needs beyond them is scratch memory of its own.
+class Workload {
+ public:
+  Workload(const Inputs& inputs, Op op, Map map);
+
+  /// Outputs of the pass become NaN; decoding starts again from the empty state.
+  void prepare(Pass pass);
+
+  /// The timed call. A backward pass uses what the last forward pass left; decode_step runs over
+  /// all L tokens.
+  void run(Pass pass);
+
+  /// Error ratio of the last head's results (at most 1 is right) after `perturbation` was added to
+  /// one of their elements; infinite if any head has a result that is not finite.
+  double error_ratio(Pass pass, const test::Judge& judge, float perturbation) const;
+
+  /// Changes with any bit of the results.
+  uint64_t hash(Pass pass) const;
+
+ private:
+  const Inputs& inputs_;
+  Op op_;
+  AttentionParams<float> params_;
+  Tensor out_, dq_, dk_, dv_, normalizer_, state_;
+  std::vector<uint8_t> chunk_starts_;
+  Saved<float> saved_;
+  DecodeState decode_state_;
+};
+
+}  // namespace favor::bench
+
+#endif  // BENCH_WORKLOAD_H_
