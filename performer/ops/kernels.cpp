@@ -65,7 +65,9 @@ void check_inputs(const char* op, const at::Tensor& q, const at::Tensor& k, cons
 }
 
 at::Tensor rows_contiguous(const at::Tensor& tensor) {
-  return tensor.size(3) <= 1 || tensor.stride(3) == 1 ? tensor : tensor.contiguous();
+  if (tensor.size(3) <= 1 || tensor.stride(3) == 1) return tensor;
+  // To torch, a tensor without elements is contiguous whatever its strides are.
+  return tensor.numel() == 0 ? at::empty(tensor.sizes(), tensor.options()) : tensor.contiguous();
 }
 
 template <class T>
