@@ -5,9 +5,10 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cctype>
+#include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <regex>
@@ -18,6 +19,7 @@
 #include "bench/problems.h"
 #include "bench/workload.h"
 #include "favor/favor.h"
+#include "favor/isa.h"
 
 namespace favor::bench {
 namespace {
@@ -259,25 +261,18 @@ class Bench {
   int num_wrong_ = 0, num_measured_ = 0;
 };
 
-std::string upper(std::string text) {
-  for (char& c : text) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
-  return text;
-}
-
-// Pins dispatch to the instruction set asked for, or to the best one; returns its name.
+// Pins dispatch to the instruction set asked for, or to the one that FAVOR_ISA leaves; returns its
+// name.
 std::string pin_isa(const std::string& word) {
-  std::vector<int64_t> targets = hwy::SupportedAndGeneratedTargets();
-  // Highway gives better targets lower bits.
-  std::sort(targets.begin(), targets.end());
-  std::string known;
-  for (const int64_t target : targets) {
-    const std::string name = hwy::TargetName(target);
-    if (word.empty() || upper(word) == upper(name)) {
-      hwy::SetSupportedTargetsForTest(target);
-      return name;
-    }
-    known += (known.empty() ? "" : " | ") + name;
+  const std::string wanted = word.empty() ? current_isa() : word;
+  apply_isa_limit();
+  for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
+    hwy::SetSupportedTargetsForTest(target);
+    if (current_isa() == wanted) return wanted;
+    hwy::SetSupportedTargetsForTest(0);
   }
+  std::string known;
+  for (const std::string& name : available_isas()) known += (known.empty() ? "" : " | ") + name;
   throw UsageError(message("--isa is '", word, "', expected ", known));
 }
 
