@@ -107,8 +107,8 @@ struct Field {
   std::string option() const;  ///< "--max-steps"
 };
 
-/// Reads one value; `name` stands in the messages of favor::Error. Whole numbers may carry K, M or G
-/// (thousands, millions, billions).
+/// Reads one value; `name` stands in the messages of favor::Error. Whole numbers may carry K, M or
+/// G (thousands, millions, billions).
 void parse_value(const std::string& name, std::string_view text, int64_t& value);
 void parse_value(const std::string& name, std::string_view text, uint64_t& value);
 void parse_value(const std::string& name, std::string_view text, double& value);
