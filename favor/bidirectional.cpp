@@ -64,8 +64,7 @@ struct KeySweep {
     for (int64_t j = begin; j < end; j += kChunk) {
       const int64_t n = std::min(kChunk, end - j);
       const uint8_t* skip = mask == nullptr ? nullptr : mask + j;
-      prefetch_rows(plan.k, item.b, item.h, j + n, end);
-      prefetch_rows(plan.v, item.b, item.h, j + n, end);
+      const NextRows next(j + n, end);
       const float* k = plan.k.row(item.b, item.h, j);
       pack_rows(k, plan.k.strides[2], n, head.D, head.token_scale, skip, tokens);
       key_offsets(head, k, plan.k.strides[2], n, skip, offset);
@@ -73,6 +72,8 @@ struct KeySweep {
       for (int64_t panel = 0; panel < num_panels(head.M); ++panel) {
         const int64_t f = panel * NR;
         const int64_t rows = std::min(NR, head.M - f);
+        prefetch_rows(plan.k, item.b, item.h, next.first, next.last, panel, num_panels(head.M));
+        prefetch_rows(plan.v, item.b, item.h, next.first, next.last, panel, num_panels(head.M));
         const float* u = project(head, tokens, n, panel, buffer);
         float* to = features.at(0, panel);
         if (!head.positive) {
@@ -113,11 +114,13 @@ struct QuerySweep {
            float* normalizer) const {
     for (int64_t i = begin; i < end; i += kChunk) {
       const int64_t n = std::min(kChunk, end - i);
-      prefetch_rows(plan.q, item.b, item.h, i + n, end);
-      prefetch_rows(result, item.b, item.h, i, i + n);
+      const NextRows next(i + n, end);
       pack_rows(plan.q.row(item.b, item.h, i), plan.q.strides[2], n, head.D, head.token_scale,
                 nullptr, tokens);
-      query_features(head, tokens, n, state.c, state.z, buffer, features);
+      query_features(head, tokens, n, state.c, state.z, buffer, features, [&](int64_t panel) {
+        prefetch_rows(plan.q, item.b, item.h, next.first, next.last, panel, num_panels(head.M));
+        prefetch_rows(result, item.b, item.h, i, i + n, panel, num_panels(head.M));
+      });
       multiply<false>(features.features, state.S, out, 0, n, 0, num_panels(head.E), head.M);
       finish_rows(head, features, out, n, result.row(item.b, item.h, i), result.strides[2],
                   normalizer == nullptr ? nullptr : normalizer + i);
@@ -266,13 +269,14 @@ struct QueryGradientSweep {
     transpose(state.S, head.M, head.E, S);
     for (int64_t i = block.begin; i < block.end; i += kChunk) {
       const int64_t n = std::min(kChunk, block.end - i);
-      prefetch_rows(plan.q, item.b, item.h, i + n, block.end);
-      prefetch_rows(out, item.b, item.h, i + n, block.end);
-      prefetch_rows(dout, item.b, item.h, i + n, block.end);
-      prefetch_rows(dq, item.b, item.h, i, i + n);
+      const NextRows next(i + n, block.end);
       rows.load(plan, head, item.b, item.h, i, n, out, dout, normalizer);
       for (int64_t panel = 0; panel < num_panels(head.M); ++panel) {
         const int64_t f = panel * NR;
+        prefetch_rows(plan.q, item.b, item.h, next.first, next.last, panel, num_panels(head.M));
+        prefetch_rows(out, item.b, item.h, next.first, next.last, panel, num_panels(head.M));
+        prefetch_rows(dout, item.b, item.h, next.first, next.last, panel, num_panels(head.M));
+        prefetch_rows(dq, item.b, item.h, i, i + n, panel, num_panels(head.M));
         normalized_query_features(head, project(head, rows.tokens, n, panel, buffer), state.c + f,
                                   rows.norm, n, head.M - f, features.at(0, panel));
         multiply<false>(rows.dout, S, dlogits, 0, n, panel, panel + 1, head.E);
@@ -324,10 +328,7 @@ struct KeyGradientSweep {
     for (int64_t j = block.begin; j < block.end; j += kChunk) {
       const int64_t n = std::min(kChunk, block.end - j);
       const uint8_t* skip = mask == nullptr ? nullptr : mask + j;
-      prefetch_rows(plan.k, item.b, item.h, j + n, block.end);
-      prefetch_rows(plan.v, item.b, item.h, j + n, block.end);
-      prefetch_rows(dk, item.b, item.h, j, j + n);
-      prefetch_rows(dv, item.b, item.h, j, j + n);
+      const NextRows next(j + n, block.end);
       const float* k = plan.k.row(item.b, item.h, j);
       pack_rows(k, plan.k.strides[2], n, head.D, head.token_scale, skip, tokens);
       key_offsets(head, k, plan.k.strides[2], n, skip, offset);
@@ -335,6 +336,10 @@ struct KeyGradientSweep {
       std::fill_n(row_sums, n * panel_width(), 0.0f);
       for (int64_t panel = 0; panel < num_panels(head.M); ++panel) {
         const int64_t f = panel * NR;
+        prefetch_rows(plan.k, item.b, item.h, next.first, next.last, panel, num_panels(head.M));
+        prefetch_rows(plan.v, item.b, item.h, next.first, next.last, panel, num_panels(head.M));
+        prefetch_rows(dk, item.b, item.h, j, j + n, panel, num_panels(head.M));
+        prefetch_rows(dv, item.b, item.h, j, j + n, panel, num_panels(head.M));
         const float* u = project(head, tokens, n, panel, buffer);
         if (head.positive) {
           positive_keys(u, offset, n, state.c + f, features.at(0, panel), unused);

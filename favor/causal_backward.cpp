@@ -54,6 +54,7 @@ struct HeldChunk {
   Panels dscores;         ///< [C, C] lower triangular: gradients of the weights
   float* c;               ///< [M] padded: the stabilisers of both
   float* dz;              ///< [M] padded: -query_features^T delta
+  uint8_t skip[kPart];    ///< queries that take no part
 
   void place(ScratchLayout& layout, const HeadPlan& head) {
     key_features = {layout.take(panel_floats(kPart, head.M)), kPart};
@@ -237,18 +238,17 @@ class CausalBackward {
 
   /// The forward walk over one chunk: dq, and what the reverse walk needs. `later` is where the
   /// next chunk will be held, or null.
-  void walk_forward(const Range& chunk, const HeldChunk& held, const HeldChunk* later) {
+  void walk_forward(const Range& chunk, HeldChunk& held, const HeldChunk* later) {
     const int64_t NR = panel_width();
     const int64_t queries = chunk.end - chunk.begin;
     const int64_t keys = num_keys(chunk);
     const int64_t i = item_.segment.q_begin + chunk.begin;
-    prefetch_chunk(item_.segment.q_begin + chunk.end, item_.segment.k_begin + chunk.end);
-    prefetch_rows(dq_, item_.b, item_.h, i, i + queries);
     load_keys(chunk);
     rows_.load(plan_, head_, item_.b, item_.h, i, queries, out_, dout_, normalizer_);
     key_features(keys, held.key_features);
     std::copy_n(state_.c, panels_ * NR, held.c);
     std::fill_n(held.dz, panels_ * NR, 0.0f);
+    std::copy_n(rows_.skip, queries, held.skip);
     transpose(values_, keys, head_.E, values_transposed_);
     multiply_to_lower(rows_.dout, values_transposed_, held.dscores, queries, keys, head_.E);
     make_lower(held.dscores, queries, keys, rows_.delta, nullptr);
@@ -256,9 +256,11 @@ class CausalBackward {
     for (int64_t panel = 0; panel < panels_; ++panel) {
       const int64_t f = panel * NR;
       float* features = held.query_features.at(0, panel);
+      prefetch_rows(dq_, item_.b, item_.h, i, i + queries, panel, panels_);
       if (later != nullptr) {
         prefetch(later->key_features.at(0, panel), kPart * NR);
         prefetch(later->query_features.at(0, panel), kPart * NR);
+        prefetch_inputs(chunk.end, true, panel);
       }
       normalized_query_features(head_, project(head_, rows_.tokens, queries, panel, buffer_),
                                 state_.c + f, rows_.norm, queries, head_.M - f, features);
@@ -314,12 +316,9 @@ class CausalBackward {
     const int64_t queries = chunk.end - chunk.begin;
     const int64_t keys = num_keys(chunk);
     const int64_t i = item_.segment.q_begin + chunk.begin;
-    const int64_t j = item_.segment.k_begin + chunk.begin;
-    prefetch_chunk(i - kPart, j - kPart);
-    prefetch_rows(dk_, item_.b, item_.h, j, j + keys);
-    prefetch_rows(dv_, item_.b, item_.h, j, j + keys);
     load_keys(chunk);
-    rows_.load(plan_, head_, item_.b, item_.h, i, queries, out_, dout_, normalizer_);
+    pack_rows(dout_.row(item_.b, item_.h, i), dout_.strides[2], queries, head_.E, 1.0f, held.skip,
+              rows_.dout);
     lower_sums(held.c);
     if (keys > 0) {
       key_gradients(chunk, held, earlier, queries, keys);
@@ -343,7 +342,10 @@ class CausalBackward {
     multiply_lower_transposed(held.dscores, held.query_features, dlogits_, queries, keys, panels_);
     std::fill_n(row_sums_, keys * NR, 0.0f);
     for (int64_t panel = 0; panel < panels_; ++panel) {
+      prefetch_rows(dk_, item_.b, item_.h, j, j + keys, panel, panels_);
+      prefetch_rows(dv_, item_.b, item_.h, j, j + keys, panel, panels_);
       if (earlier != nullptr) {
+        prefetch_inputs(chunk.begin - kPart, false, panel);
         prefetch<const float>(earlier->key_features.at(0, panel), kPart * NR);
         prefetch<const float>(earlier->query_features.at(0, panel), kPart * NR);
       }
@@ -360,18 +362,23 @@ class CausalBackward {
                     dk_.strides[2]);
   }
 
-  /// Asks for the rows of a chunk that starts at query i and key j of the batch item.
-  void prefetch_chunk(int64_t i, int64_t j) const {
+  /// Asks for part `panel` of the inputs of the chunk that starts at token t; those of the forward
+  /// walk include q and out.
+  void prefetch_inputs(int64_t t, bool forward, int64_t panel) const {
     const Segment& segment = item_.segment;
-    i = std::max(i, segment.q_begin);
-    j = std::max(j, segment.k_begin);
-    const int64_t q_end = std::min(i + kPart, segment.q_end);
-    const int64_t k_end = std::min(j + kPart, segment.k_end);
-    prefetch_rows(plan_.q, item_.b, item_.h, i, q_end);
-    prefetch_rows(out_, item_.b, item_.h, i, q_end);
-    prefetch_rows(dout_, item_.b, item_.h, i, q_end);
-    prefetch_rows(plan_.k, item_.b, item_.h, j, k_end);
-    prefetch_rows(plan_.v, item_.b, item_.h, j, k_end);
+    t = std::max<int64_t>(t, 0);
+    const int64_t q_end = std::min(segment.q_begin + t + kPart, segment.q_end);
+    const int64_t k_end = std::min(segment.k_begin + t + kPart, segment.k_end);
+    const auto ask = [&](const View4<const float>& view, int64_t begin, int64_t end) {
+      prefetch_rows(view, item_.b, item_.h, begin, std::max(begin, end), panel, panels_);
+    };
+    ask(plan_.k, segment.k_begin + t, k_end);
+    ask(plan_.v, segment.k_begin + t, k_end);
+    ask(dout_, segment.q_begin + t, q_end);
+    if (forward) {
+      ask(plan_.q, segment.q_begin + t, q_end);
+      ask(out_, segment.q_begin + t, q_end);
+    }
   }
 
   const Plan<float>& plan_;

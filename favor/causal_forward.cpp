@@ -77,10 +77,6 @@ class CausalForward {
         export_state(head_, state_,
                      states_ + saved_state_slot(segment, t) * head_.M * (head_.E + 2));
       }
-      prefetch_rows(plan_.q, item_.b, item_.h, segment.q_begin + t + kChunk, segment.q_end);
-      prefetch_rows(out_, item_.b, item_.h, segment.q_begin + t, segment.q_end);
-      prefetch_rows(plan_.k, item_.b, item_.h, segment.k_begin + t + kChunk, segment.k_end);
-      prefetch_rows(plan_.v, item_.b, item_.h, segment.k_begin + t + kChunk, segment.k_end);
       run_chunk(t, std::min(kChunk, segment.num_queries() - t));
     }
   }
@@ -106,13 +102,16 @@ class CausalForward {
   }
 
   /// Features of the chunk's keys under stabilisers that hold for the chunk, c_next_; the state
-  /// itself stays as it is. Returns whether a stabiliser rose.
-  bool key_features(int64_t n) {
+  /// itself stays as it is. `next`: the keys to ask for on the way. Returns whether a stabiliser
+  /// rose.
+  bool key_features(int64_t n, const NextRows& next) {
     const int64_t NR = panel_width();
     bool raised = false;
     std::copy_n(state_.c, panels_ * NR, c_next_);
     for (int64_t panel = 0; panel < panels_; ++panel) {
       const int64_t f = panel * NR;
+      prefetch_rows(plan_.k, item_.b, item_.h, next.first, next.last, panel, panels_);
+      prefetch_rows(plan_.v, item_.b, item_.h, next.first, next.last, panel, panels_);
       const float* u = project(head_, keys_, n, panel, buffer_);
       float* to = features_.at(0, panel);
       if (!head_.positive) {
@@ -158,12 +157,17 @@ class CausalForward {
     pack_rows(k, plan_.k.strides[2], num_keys, head_.D, head_.token_scale, skip, keys_);
     key_offsets(head_, k, plan_.k.strides[2], num_keys, skip, offset_);
 
-    const bool raised = key_features(num_keys);
+    const bool raised = key_features(num_keys, NextRows(j + num_keys, segment.k_end));
     for (int64_t f = 0; f < head_.M; ++f) {
       z_next_[f] = raised ? state_.z[f] * factor_[f] : state_.z[f];
     }
     std::fill(z_next_ + head_.M, z_next_ + panels_ * panel_width(), 0.0f);
-    query_features(head_, queries_, num_queries, c_next_, z_next_, buffer_, query_);
+    const NextRows next_q(i + num_queries, segment.q_end);
+    query_features(
+        head_, queries_, num_queries, c_next_, z_next_, buffer_, query_, [&](int64_t panel) {
+          prefetch_rows(plan_.q, item_.b, item_.h, next_q.first, next_q.last, panel, panels_);
+          prefetch_rows(out_, item_.b, item_.h, i, i + num_queries, panel, panels_);
+        });
     transpose(features_, num_keys, head_.M, features_transposed_);
     multiply_to_lower(query_.features, features_transposed_, scores_, num_queries, num_keys,
                       head_.M);

@@ -116,15 +116,24 @@ HWY_INLINE void prefetch(T* from, int64_t floats) {
   }
 }
 
-/// Asks for a chunk of rows from `first` on (none from `end` on) ahead of their use, so that their
-/// arrival overlaps with arithmetic; rows of mutable memory are asked for to be written.
+/// Asks for part `part` of `parts` of the rows [first, end) ahead of their use, so that their
+/// arrival overlaps with arithmetic; rows of mutable memory are asked for to be written. In parts,
+/// because a core waits when it asks for too many lines at once.
 template <class T>
 HWY_INLINE void prefetch_rows(const View4<T>& view, int64_t b, int64_t h, int64_t first,
-                              int64_t end) {
-  for (int64_t row = first; row < std::min(first + kChunk, end); ++row) {
+                              int64_t end, int64_t part, int64_t parts) {
+  const int64_t rows = end - first;
+  for (int64_t row = first + rows * part / parts; row < first + rows * (part + 1) / parts; ++row) {
     prefetch(view.row(b, h, row), view.sizes[3]);
   }
 }
+
+/// A chunk's worth of rows from `first` on, none from `end` on.
+struct NextRows {
+  int64_t first, last;
+  NextRows(int64_t begin, int64_t end)
+      : first(begin), last(std::max(begin, std::min(begin + kChunk, end))) {}
+};
 
 /// Sum of a[i] b[i].
 inline HWY_NOINLINE float dot(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b, int64_t n) {
@@ -373,15 +382,17 @@ struct QueryFeatures {
 };
 
 /// max(u, 0) + eps of n packed queries; the denominators become features . z.
-inline HWY_NOINLINE void relu_queries(const HeadPlan& head, const Panels& tokens, int64_t n,
-                                      const float* HWY_RESTRICT z, float* buffer,
-                                      const QueryFeatures& out) {
+template <class PerPanel>
+HWY_NOINLINE void relu_queries(const HeadPlan& head, const Panels& tokens, int64_t n,
+                               const float* HWY_RESTRICT z, float* buffer, const QueryFeatures& out,
+                               const PerPanel& per_panel) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
   const Vector floor = hn::Set(d, head.eps);
   std::fill_n(out.lanes, n * N, 0.0f);
   for (int64_t panel = 0; panel < num_panels(head.M); ++panel) {
+    per_panel(panel);
     const float* HWY_RESTRICT u = project(head, tokens, n, panel, buffer);
     float* HWY_RESTRICT to = out.features.at(0, panel);
     // Lanes beyond M carry z = 0.
@@ -404,9 +415,10 @@ inline HWY_NOINLINE void relu_queries(const HeadPlan& head, const Panels& tokens
 
 /// 2^(u + c - top) of n packed queries under stabilisers c, top the row's maximum; the denominators
 /// become features . z.
-inline HWY_NOINLINE void positive_queries(const HeadPlan& head, const Panels& tokens, int64_t n,
-                                          const float* c, const float* HWY_RESTRICT z,
-                                          const QueryFeatures& out) {
+template <class PerPanel>
+HWY_NOINLINE void positive_queries(const HeadPlan& head, const Panels& tokens, int64_t n,
+                                   const float* c, const float* HWY_RESTRICT z,
+                                   const QueryFeatures& out, const PerPanel& per_panel) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
@@ -418,6 +430,7 @@ inline HWY_NOINLINE void positive_queries(const HeadPlan& head, const Panels& to
   std::fill(shift + head.M, shift + panels * NR, 2 * kNoKey);
   std::fill_n(lanes, n * N, 2 * kNoKey);
   for (int64_t panel = 0; panel < panels; ++panel) {
+    per_panel(panel);
     const float* u = project(head, tokens, n, panel, out.features.at(0, panel));
     const Vector c0 = hn::LoadU(d, shift + panel * NR);
     const Vector c1 = hn::LoadU(d, shift + panel * NR + N);
@@ -453,13 +466,16 @@ inline HWY_NOINLINE void positive_queries(const HeadPlan& head, const Panels& to
   }
 }
 
-/// Features of n packed queries against a state's stabilisers, and their denominators.
-inline void query_features(const HeadPlan& head, const Panels& tokens, int64_t n, const float* c,
-                           const float* z, float* buffer, const QueryFeatures& out) {
+/// Features of n packed queries against a state's stabilisers, and their denominators. Calls
+/// per_panel(panel) before each panel of features, for the caller's prefetches.
+template <class PerPanel>
+void query_features(const HeadPlan& head, const Panels& tokens, int64_t n, const float* c,
+                    const float* z, float* buffer, const QueryFeatures& out,
+                    const PerPanel& per_panel) {
   if (head.positive) {
-    positive_queries(head, tokens, n, c, z, out);
+    positive_queries(head, tokens, n, c, z, out, per_panel);
   } else {
-    relu_queries(head, tokens, n, z, buffer, out);
+    relu_queries(head, tokens, n, z, buffer, out, per_panel);
   }
 }
 

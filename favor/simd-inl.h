@@ -74,63 +74,68 @@ HWY_INLINE Vector exp2(Vector x) {
 
 #define FAVOR_FOR_EACH_ROW(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
 
-/// One register tile: out[r, 0..NR) = initial[r, 0..NR) + sum_k left(r, k) right[k, 0..NR) for
-/// kRows rows. A null `initial` stands for zeros; it may be `out` itself.
+/// A column of `tiles` register tiles: out[r, 0..NR) = initial[r, 0..NR) + sum_k left(r, k)
+/// right[k, 0..NR) for tiles * kRows rows. A null `initial` stands for zeros; it may be `out`.
 ///
 /// left(r, k) is broadcast from left[r * NR + k] when not transposed, walking over panels of
 /// `left_panel` floats; from left[k * NR + r] when transposed. Named accumulators, because g++ 12
 /// keeps arrays of vectors in memory.
 template <int kRows, bool kTransposed>
-HWY_NOINLINE void multiply_tile(const float* HWY_RESTRICT left, int64_t left_panel,
-                                const float* HWY_RESTRICT right, const float* initial, float* out,
-                                int64_t num_k) {
+HWY_NOINLINE void multiply_tiles(const float* HWY_RESTRICT left, int64_t left_panel,
+                                 const float* HWY_RESTRICT right, const float* initial, float* out,
+                                 int64_t num_k, int64_t tiles) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
+  const int64_t row_stride = kTransposed ? 1 : NR;
+  const int64_t k_stride = kTransposed ? NR : 1;
+  // Transposed operands run down one panel; the others cross a panel border every NR elements.
+  const int64_t run = kTransposed ? num_k : NR;
+  for (; tiles > 0; --tiles) {
 #define FAVOR_DECLARE_ROW(r) Vector a##r = hn::Zero(d), b##r = hn::Zero(d);
-  FAVOR_FOR_EACH_ROW(FAVOR_DECLARE_ROW)
+    FAVOR_FOR_EACH_ROW(FAVOR_DECLARE_ROW)
 #undef FAVOR_DECLARE_ROW
-  if (initial != nullptr) {
+    if (initial != nullptr) {
 #define FAVOR_LOAD_ROW(r)                      \
   if constexpr (kRows > r) {                   \
     a##r = hn::LoadU(d, initial + r * NR);     \
     b##r = hn::LoadU(d, initial + r * NR + N); \
   }
-    FAVOR_FOR_EACH_ROW(FAVOR_LOAD_ROW)
+      FAVOR_FOR_EACH_ROW(FAVOR_LOAD_ROW)
 #undef FAVOR_LOAD_ROW
-  }
-
-  const int64_t row_stride = kTransposed ? 1 : NR;
-  const int64_t k_stride = kTransposed ? NR : 1;
-  // Transposed operands run down one panel; the others cross a panel border every NR elements.
-  const int64_t run = kTransposed ? num_k : NR;
-  for (int64_t k0 = 0; k0 < num_k; k0 += run) {
-    const float* HWY_RESTRICT element = left;
-    const int64_t k_end = std::min(run, num_k - k0);
-    for (int64_t k = 0; k < k_end; ++k) {
-      const Vector x = hn::LoadU(d, right);
-      const Vector y = hn::LoadU(d, right + N);
+      initial += kRows * NR;
+    }
+    const float* HWY_RESTRICT right_row = right;
+    const float* HWY_RESTRICT left_run = left;
+    for (int64_t k0 = 0; k0 < num_k; k0 += run) {
+      const float* HWY_RESTRICT element = left_run;
+      const int64_t k_end = std::min(run, num_k - k0);
+      for (int64_t k = 0; k < k_end; ++k) {
+        const Vector x = hn::LoadU(d, right_row);
+        const Vector y = hn::LoadU(d, right_row + N);
 #define FAVOR_ACCUMULATE_ROW(r)                                   \
   if constexpr (kRows > r) {                                      \
     const Vector broadcast = hn::Set(d, element[r * row_stride]); \
     a##r = hn::MulAdd(broadcast, x, a##r);                        \
     b##r = hn::MulAdd(broadcast, y, b##r);                        \
   }
-      FAVOR_FOR_EACH_ROW(FAVOR_ACCUMULATE_ROW)
+        FAVOR_FOR_EACH_ROW(FAVOR_ACCUMULATE_ROW)
 #undef FAVOR_ACCUMULATE_ROW
-      element += k_stride;
-      right += NR;
+        element += k_stride;
+        right_row += NR;
+      }
+      left_run += left_panel;
     }
-    left += left_panel;
-  }
-
 #define FAVOR_STORE_ROW(r)                 \
   if constexpr (kRows > r) {               \
     hn::StoreU(a##r, d, out + r * NR);     \
     hn::StoreU(b##r, d, out + r * NR + N); \
   }
-  FAVOR_FOR_EACH_ROW(FAVOR_STORE_ROW)
+    FAVOR_FOR_EACH_ROW(FAVOR_STORE_ROW)
 #undef FAVOR_STORE_ROW
+    left += kRows * row_stride;
+    out += kRows * NR;
+  }
 }
 
 /// A matrix in panel layout, seen as operand or result of a product.
@@ -144,17 +149,24 @@ struct Panels {
   int64_t stride() const { return rows * panel_width(); }
 };
 
-/// multiply_tile for a number of rows known at run time.
+/// multiply_tiles for a number of rows known at run time.
 template <bool kTransposed>
 inline void multiply_rows(int64_t rows, const float* left, int64_t left_panel, const float* right,
                           const float* initial, float* out, int64_t num_k) {
   static_assert(kTileRows <= 8);
-  switch (rows) {
-#define FAVOR_CASE(r)                                                                  \
-  case r + 1:                                                                          \
-    if constexpr (r < kTileRows) {                                                     \
-      multiply_tile<r + 1, kTransposed>(left, left_panel, right, initial, out, num_k); \
-    }                                                                                  \
+  const int64_t NR = panel_width();
+  const int64_t tiles = rows / kTileRows;
+  multiply_tiles<kTileRows, kTransposed>(left, left_panel, right, initial, out, num_k, tiles);
+  const int64_t done = tiles * kTileRows;
+  left += done * (kTransposed ? 1 : NR);
+  initial = initial == nullptr ? nullptr : initial + done * NR;
+  out += done * NR;
+  switch (rows - done) {
+#define FAVOR_CASE(r)                                                                      \
+  case r + 1:                                                                              \
+    if constexpr (r + 1 < kTileRows) {                                                     \
+      multiply_tiles<r + 1, kTransposed>(left, left_panel, right, initial, out, num_k, 1); \
+    }                                                                                      \
     break;
     FAVOR_FOR_EACH_ROW(FAVOR_CASE)
 #undef FAVOR_CASE
@@ -169,35 +181,22 @@ inline void multiply_rows(int64_t rows, const float* left, int64_t left_panel, c
 template <bool kAccumulate>
 inline void multiply(const Panels& left, const Panels& right, const Panels& out, int64_t m_begin,
                      int64_t m_end, int64_t panel_begin, int64_t panel_end, int64_t num_k) {
-  for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
-    for (int64_t m = m_begin; m < m_end; m += kTileRows) {
-      float* tile = out.at(m, panel);
-      multiply_rows<false>(std::min<int64_t>(kTileRows, m_end - m), left.at(m, 0), left.stride(),
-                           right.at(0, panel), kAccumulate ? tile : nullptr, tile, num_k);
-    }
+  for (int64_t panel = panel_begin; panel < panel_end && m_begin < m_end; ++panel) {
+    float* at = out.at(m_begin, panel);
+    multiply_rows<false>(m_end - m_begin, left.at(m_begin, 0), left.stride(), right.at(0, panel),
+                         kAccumulate ? at : nullptr, at, num_k);
   }
-}
-
-/// One row tile of out[m, n] = initial[m, n] + sum_k left[k, m] right[k, n], k in [k_begin, k_end),
-/// for as many rows from m on as a tile and the panel of `left` hold. Returns that number.
-inline int64_t multiply_transposed_tile(const Panels& left, const Panels& right,
-                                        const float* initial, float* out, int64_t m, int64_t m_end,
-                                        int64_t panel, int64_t k_begin, int64_t k_end) {
-  const int64_t NR = panel_width();
-  const int64_t rows = std::min({static_cast<int64_t>(kTileRows), m_end - m, NR - m % NR});
-  multiply_rows<true>(rows, left.at(k_begin, m / NR) + m % NR, 0, right.at(k_begin, panel), initial,
-                      out, k_end - k_begin);
-  return rows;
 }
 
 /// out[m, n] = initial[m, n] + sum_k left[k, m] right[k, n] for m in [0, rows), the columns of
 /// panels [0, panels) and k in [0, num_k). `initial` may be `out`.
 inline void multiply_transposed(const Panels& left, const Panels& right, const Panels& initial,
                                 const Panels& out, int64_t rows, int64_t panels, int64_t num_k) {
+  const int64_t NR = panel_width();
   for (int64_t panel = 0; panel < panels; ++panel) {
-    for (int64_t m = 0; m < rows;) {
-      m += multiply_transposed_tile(left, right, initial.at(m, panel), out.at(m, panel), m, rows,
-                                    panel, 0, num_k);
+    for (int64_t m = 0; m < rows; m += NR) {
+      multiply_rows<true>(std::min(NR, rows - m), left.at(0, m / NR), 0, right.at(0, panel),
+                          initial.at(m, panel), out.at(m, panel), num_k);
     }
   }
 }
@@ -260,10 +259,14 @@ inline void multiply_lower(const Panels& lower, const Panels& right, const Panel
 /// out[s, n] = sum_t lower[t, s] right[t, n].
 inline void multiply_lower_transposed(const Panels& lower, const Panels& right, const Panels& out,
                                       int64_t queries, int64_t keys, int64_t panels) {
+  const int64_t NR = panel_width();
   for (int64_t panel = 0; panel < panels; ++panel) {
     for (int64_t m = 0; m < keys;) {
-      m += multiply_transposed_tile(lower, right, nullptr, out.at(m, panel), m, keys, panel,
-                                    std::min(m, queries), queries);
+      const int64_t rows = std::min({static_cast<int64_t>(kTileRows), keys - m, NR - m % NR});
+      const int64_t first = std::min(m, queries);
+      multiply_rows<true>(rows, lower.at(first, m / NR) + m % NR, 0, right.at(first, panel),
+                          nullptr, out.at(m, panel), queries - first);
+      m += rows;
     }
   }
 }
