@@ -10,6 +10,8 @@
 #define HWY_TARGET_INCLUDE "favor/causal_backward.cpp"
 #include "hwy/foreach_target.h"
 #include "favor/features-inl.h"
+#include "favor/gradients-inl.h"
+#include "favor/state-inl.h"
 // clang-format on
 
 #include <span>

@@ -9,6 +9,7 @@
 #define HWY_TARGET_INCLUDE "favor/causal_forward.cpp"
 #include "hwy/foreach_target.h"
 #include "favor/features-inl.h"
+#include "favor/state-inl.h"
 // clang-format on
 
 #include <numbers>
@@ -19,6 +20,10 @@ HWY_BEFORE_NAMESPACE();
 namespace favor {
 namespace HWY_NAMESPACE {
 namespace {
+
+/// Denominators below this, relative to the largest feature product, ask for a smaller chunk:
+/// terms that underflow (2^-126) are then still below 2^-86 of the denominator.
+constexpr float kGuardExponent = -40.0f;
 
 constexpr float kLog2e = std::numbers::log2e_v<float>;
 

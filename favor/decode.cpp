@@ -6,7 +6,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "favor/decode.cpp"
 #include "hwy/foreach_target.h"
-#include "favor/features-inl.h"
+#include "favor/tokens-inl.h"
 // clang-format on
 
 #include <numbers>

@@ -1,246 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bidirectional attention, forward and backward. Keys become one state per head (a first sweep over
-// fixed blocks, merged in order), queries are answered from it (a second sweep). The backward pass
-// sweeps over queries for dq and the sums that the keys need, then over keys for dk and dv.
+// Bidirectional attention, backward: a sweep over queries for dq and the sums that the keys need,
+// then a sweep over keys for dk and dv.
 
 // clang-format off
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "favor/bidirectional.cpp"
+#define HWY_TARGET_INCLUDE "favor/bidirectional_backward.cpp"
 #include "hwy/foreach_target.h"
-#include "favor/features-inl.h"
+#include "favor/bidirectional-inl.h"
+#include "favor/gradients-inl.h"
 // clang-format on
-
-#include "favor/parallel.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace favor {
 namespace HWY_NAMESPACE {
 namespace {
-
-/// How many pieces a range of tokens is cut into: enough pieces over all items to keep many threads
-/// busy, none shorter than needed to pay for its state. Independent of the number of threads.
-inline int64_t num_blocks(int64_t tokens, int64_t items) {
-  constexpr int64_t kWantedTasks = 64;
-  constexpr int64_t kSmallestBlock = 1024;
-  return std::clamp<int64_t>(kWantedTasks / std::max<int64_t>(items, 1), 1,
-                             std::max<int64_t>(tokens / kSmallestBlock, 1));
-}
-
-/// Block `index` of [begin, end) cut into `blocks` pieces, each a whole number of chunks.
-struct Block {
-  int64_t begin, end;
-  Block(int64_t range_begin, int64_t range_end, int64_t blocks, int64_t index) {
-    const int64_t chunks = (range_end - range_begin + kChunk - 1) / kChunk;
-    const int64_t length = (chunks + blocks - 1) / blocks * kChunk;
-    begin = std::min(range_begin + index * length, range_end);
-    end = std::min(begin + length, range_end);
-  }
-};
-
-/// Absorbs the keys [begin, end) of an item into `state`.
-struct KeySweep {
-  Panels tokens;    ///< [C, D]
-  Panels values;    ///< [C, E]
-  Panels features;  ///< [C, M]
-  float* offset;    ///< [C]
-  float* buffer;    ///< [C, NR]
-  float* sums;      ///< [NR]
-  float* factor;    ///< [NR]
-
-  void place(ScratchLayout& layout, const HeadPlan& head) {
-    tokens = {layout.take(panel_floats(kChunk, head.D)), kChunk};
-    values = {layout.take(panel_floats(kChunk, head.E)), kChunk};
-    features = {layout.take(panel_floats(kChunk, head.M)), kChunk};
-    offset = layout.take(kChunk);
-    buffer = layout.take(panel_floats(kChunk, 1));
-    sums = layout.take(panel_width());
-    factor = layout.take(panel_width());
-  }
-
-  void run(const Plan<float>& plan, const HeadPlan& head, const Item& item, int64_t begin,
-           int64_t end, const KeyState& state) const {
-    const int64_t NR = panel_width();
-    const uint8_t* mask = plan.mask_row(item.b);
-    for (int64_t j = begin; j < end; j += kChunk) {
-      const int64_t n = std::min(kChunk, end - j);
-      const uint8_t* skip = mask == nullptr ? nullptr : mask + j;
-      const NextRows next(j + n, end);
-      const float* k = plan.k.row(item.b, item.h, j);
-      pack_rows(k, plan.k.strides[2], n, head.D, head.token_scale, skip, tokens);
-      key_offsets(head, k, plan.k.strides[2], n, skip, offset);
-      pack_rows(plan.v.row(item.b, item.h, j), plan.v.strides[2], n, head.E, 1.0f, skip, values);
-      for (int64_t panel = 0; panel < num_panels(head.M); ++panel) {
-        const int64_t f = panel * NR;
-        const int64_t rows = std::min(NR, head.M - f);
-        prefetch_rows(plan.k, item.b, item.h, next.first, next.last, panel, num_panels(head.M));
-        prefetch_rows(plan.v, item.b, item.h, next.first, next.last, panel, num_panels(head.M));
-        const float* u = project(head, tokens, n, panel, buffer);
-        float* to = features.at(0, panel);
-        if (!head.positive) {
-          relu_keys(u, offset, n, head.eps, to, sums);
-        } else if (!(positive_keys(u, offset, n, state.c + f, to, sums) <= kLazyRaise)) {
-          raise_stabilisers(u, offset, n, state.c + f, factor);
-          scale_rows(state.S, head.E, f, rows, factor);
-          for (int64_t i = 0; i < rows; ++i) {
-            state.z[f + i] *= factor[i];
-          }
-          positive_keys(u, offset, n, state.c + f, to, sums);
-        }
-        for (int64_t i = 0; i < rows; ++i) {
-          state.z[f + i] += sums[i];
-        }
-      }
-      multiply_transposed(features, values, state.S, state.S, head.M, num_panels(head.E), n);
-    }
-  }
-};
-
-/// Answers the queries [begin, end) of an item from the whole state.
-struct QuerySweep {
-  Panels tokens;  ///< [C, D]
-  Panels out;     ///< [C, E]
-  QueryFeatures features;
-  float* buffer;  ///< [C, NR]
-
-  void place(ScratchLayout& layout, const HeadPlan& head) {
-    tokens = {layout.take(panel_floats(kChunk, head.D)), kChunk};
-    out = {layout.take(panel_floats(kChunk, head.E)), kChunk};
-    features.place(layout, head.M);
-    buffer = layout.take(panel_floats(kChunk, 1));
-  }
-
-  void run(const Plan<float>& plan, const HeadPlan& head, const Item& item, int64_t begin,
-           int64_t end, const KeyState& state, const View4<float>& result,
-           float* normalizer) const {
-    for (int64_t i = begin; i < end; i += kChunk) {
-      const int64_t n = std::min(kChunk, end - i);
-      const NextRows next(i + n, end);
-      pack_rows(plan.q.row(item.b, item.h, i), plan.q.strides[2], n, head.D, head.token_scale,
-                nullptr, tokens);
-      query_features(head, tokens, n, state.c, state.z, buffer, features, [&](int64_t panel) {
-        prefetch_rows(plan.q, item.b, item.h, next.first, next.last, panel, num_panels(head.M));
-        prefetch_rows(result, item.b, item.h, i, i + n, panel, num_panels(head.M));
-      });
-      multiply<false>(features.features, state.S, out, 0, n, 0, num_panels(head.E), head.M);
-      finish_rows(head, features, out, n, result.row(item.b, item.h, i), result.strides[2],
-                  normalizer == nullptr ? nullptr : normalizer + i);
-    }
-  }
-};
-
-/// The state of every item: a block of memory per item, or per item and block of keys.
-class StateStore {
- public:
-  StateStore(int64_t count, int64_t M, int64_t E) {
-    ScratchLayout one;
-    KeyState state;
-    state.place(one, M, E);
-    floats_ = one.used();
-    memory_ =
-        hwy::AllocateAligned<float>(static_cast<size_t>(std::max<int64_t>(count, 1) * floats_));
-    M_ = M;
-    E_ = E;
-  }
-
-  KeyState at(int64_t index) const {
-    ScratchLayout layout(memory_.get() + index * floats_);
-    KeyState state;
-    state.place(layout, M_, E_);
-    return state;
-  }
-
- private:
-  int64_t floats_, M_, E_;
-  hwy::AlignedFreeUniquePtr<float[]> memory_;
-};
-
-/// Fills `state` with all keys of an item's block.
-inline void absorb_block(const Plan<float>& plan, const HeadPlan& head, const Item& item,
-                         const Block& block, ScratchLayout layout, const KeyState& state) {
-  KeySweep sweep;
-  sweep.place(layout, head);
-  state.clear(head);
-  sweep.run(plan, head, item, block.begin, block.end, state);
-}
-
-/// Scratch floats of a task that places Parts one after the other.
-template <class... Parts>
-int64_t scratch_floats(const HeadPlan& head) {
-  ScratchLayout layout;
-  (Parts().place(layout, head), ...);
-  return layout.used();
-}
-
-/// States of all items, their keys cut into `blocks` and merged in order.
-inline StateStore absorb_all(const Plan<float>& plan, const HeadPlans& heads, int64_t blocks) {
-  const int64_t items = plan.num_items();
-  StateStore states(items * blocks, plan.M, plan.E);
-  parallel_for(items * blocks, [&](int64_t task) {
-    const Item item(plan, task / blocks);
-    const HeadPlan& head = heads[item.h];
-    const Block block(item.segment.k_begin, item.segment.k_end, blocks, task % blocks);
-    absorb_block(plan, head, item, block,
-                 ScratchLayout(thread_scratch(scratch_floats<KeySweep>(head))), states.at(task));
-  });
-  if (blocks > 1) {
-    parallel_for(items, [&](int64_t index) {
-      for (int64_t block = 1; block < blocks; ++block) {
-        merge(heads[Item(plan, index).h], states.at(index * blocks + block),
-              states.at(index * blocks));
-      }
-    });
-  }
-  return states;
-}
-
-void run_bidirectional_forward(const Plan<float>& plan, const View4<float>& out,
-                               Saved<float>* saved) {
-  const HeadPlans heads(plan);
-  const int64_t items = plan.num_items();
-  const int64_t blocks = num_blocks(std::max(plan.L, plan.S), items);
-  const auto answer = [&](const Item& item, const Block& block, ScratchLayout layout,
-                          const KeyState& state) {
-    QuerySweep sweep;
-    sweep.place(layout, heads[item.h]);
-    float* normalizer = saved == nullptr || saved->normalizer == nullptr
-                            ? nullptr
-                            : saved->normalizer + (item.b * plan.H + item.h) * plan.L;
-    sweep.run(plan, heads[item.h], item, block.begin, block.end, state, out, normalizer);
-  };
-  const auto keep = [&](const Item& item, const KeyState& state) {
-    if (saved != nullptr && saved->state != nullptr && plan.num_segments() == 1) {
-      export_state(heads[item.h], state,
-                   saved->state + (item.b * plan.H + item.h) * plan.M * (plan.E + 2));
-    }
-  };
-  if (blocks == 1) {
-    // Enough items for every thread: a task does both sweeps and needs no state beyond its own.
-    parallel_for(items, [&](int64_t index) {
-      const Item item(plan, index);
-      const HeadPlan& head = heads[item.h];
-      ScratchLayout layout(thread_scratch(
-          scratch_floats<KeyState>(head) +
-          std::max(scratch_floats<KeySweep>(head), scratch_floats<QuerySweep>(head))));
-      KeyState state;
-      state.place(layout, head);
-      absorb_block(plan, head, item, Block(item.segment.k_begin, item.segment.k_end, 1, 0), layout,
-                   state);
-      keep(item, state);
-      answer(item, Block(item.segment.q_begin, item.segment.q_end, 1, 0), layout, state);
-    });
-    return;
-  }
-  const StateStore states = absorb_all(plan, heads, blocks);
-  parallel_for(items * blocks, [&](int64_t task) {
-    const Item item(plan, task / blocks);
-    const KeyState state = states.at(task / blocks * blocks);
-    if (task % blocks == 0) {
-      keep(item, state);
-    }
-    answer(item, Block(item.segment.q_begin, item.segment.q_end, blocks, task % blocks),
-           ScratchLayout(thread_scratch(scratch_floats<QuerySweep>(heads[item.h]))), state);
-  });
-}
 
 /// Sums over queries that the keys' gradients need, and dq on the way.
 struct QueryGradientSweep {
@@ -441,12 +214,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace favor {
 
-HWY_EXPORT(run_bidirectional_forward);
 HWY_EXPORT(run_bidirectional_backward);
-
-void bidirectional_forward_kernel(const Plan<float>& plan, View4<float> out, Saved<float>* saved) {
-  HWY_DYNAMIC_DISPATCH(run_bidirectional_forward)(plan, out, saved);
-}
 
 void bidirectional_backward_kernel(const Plan<float>& plan, View4<const float> out,
                                    View4<const float> dout, const Saved<float>& saved,

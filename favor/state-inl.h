@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// The state of a head, S, z and stabilisers c, while keys are absorbed: scaling, merging, and its
+// form in the caller's memory.
+
+// clang-format off
+#if defined(FAVOR_STATE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FAVOR_STATE_INL_H_
+#undef FAVOR_STATE_INL_H_
+#else
+#define FAVOR_STATE_INL_H_
+#endif
+// clang-format on
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "favor/tokens-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace favor {
+namespace HWY_NAMESPACE {
+
+/// Multiplies rows [first, first + rows) of a state, features in rows, by factor[0 .. rows).
+inline HWY_NOINLINE void scale_rows(const Panels& matrix, int64_t cols, int64_t first, int64_t rows,
+                                    const float* HWY_RESTRICT factor) {
+  const FloatTag d;
+  const int64_t N = static_cast<int64_t>(hn::Lanes(d));
+  for (int64_t r = 0; r < rows; ++r) {
+    if (factor[r] == 1.0f) {
+      continue;
+    }
+    const Vector scale = hn::Set(d, factor[r]);
+    for (int64_t panel = 0; panel < num_panels(cols); ++panel) {
+      float* row = matrix.at(first + r, panel);
+      hn::StoreU(hn::Mul(scale, hn::LoadU(d, row)), d, row);
+      hn::StoreU(hn::Mul(scale, hn::LoadU(d, row + N)), d, row + N);
+    }
+  }
+}
+
+/// Multiplies the columns of one panel of `matrix` by factor[0 .. NR).
+inline HWY_NOINLINE void scale_columns(const Panels& matrix, int64_t rows, int64_t panel,
+                                       const float* HWY_RESTRICT factor) {
+  const FloatTag d;
+  const int64_t N = static_cast<int64_t>(hn::Lanes(d));
+  const Vector scale0 = hn::LoadU(d, factor);
+  const Vector scale1 = hn::LoadU(d, factor + N);
+  for (int64_t r = 0; r < rows; ++r) {
+    float* row = matrix.at(r, panel);
+    hn::StoreU(hn::Mul(scale0, hn::LoadU(d, row)), d, row);
+    hn::StoreU(hn::Mul(scale1, hn::LoadU(d, row + N)), d, row + N);
+  }
+}
+
+/// The state of one head while keys are absorbed, features in rows.
+struct KeyState {
+  Panels S;  ///< [M, E]
+  float* z;  ///< [M], padded to the panel width
+  float* c;  ///< [M], padded with values that no logit exceeds
+
+  void place(ScratchLayout& layout, int64_t M, int64_t E) {
+    S = {layout.take(panel_floats(M, E)), M};
+    z = layout.take(num_panels(M) * panel_width());
+    c = layout.take(num_panels(M) * panel_width());
+  }
+
+  void place(ScratchLayout& layout, const HeadPlan& head) { place(layout, head.M, head.E); }
+
+  void clear(const HeadPlan& head) const {
+    std::fill_n(S.data, panel_floats(head.M, head.E), 0.0f);
+    std::fill_n(z, num_panels(head.M) * panel_width(), 0.0f);
+    std::fill_n(c, head.M, head.positive ? kNoKey : 0.0f);
+    std::fill_n(c + head.M, num_panels(head.M) * panel_width() - head.M, -kNoKey);
+  }
+};
+
+/// Adds `other` into `into`, which describes later or earlier tokens alike.
+inline HWY_NOINLINE void merge(const HeadPlan& head, const KeyState& other, const KeyState& into) {
+  const FloatTag d;
+  const int64_t N = static_cast<int64_t>(hn::Lanes(d));
+  const float* other_c = other.c;
+  for (int64_t f = 0; f < head.M; ++f) {
+    float mine = 1.0f;
+    float theirs = 1.0f;
+    if (head.positive) {
+      const float top = std::max(into.c[f], other_c[f]);
+      mine = std::exp2(into.c[f] - top);
+      theirs = std::exp2(other_c[f] - top);
+      into.c[f] = top;
+    }
+    into.z[f] = into.z[f] * mine + other.z[f] * theirs;
+    for (int64_t panel = 0; panel < num_panels(head.E); ++panel) {
+      float* row = into.S.at(f, panel);
+      const float* source = other.S.at(f, panel);
+      for (int64_t half = 0; half < 2 * N; half += N) {
+        hn::StoreU(hn::MulAdd(hn::Set(d, theirs), hn::LoadU(d, source + half),
+                              hn::Mul(hn::Set(d, mine), hn::LoadU(d, row + half))),
+                   d, row + half);
+      }
+    }
+  }
+}
+
+/// Adds sums that share their stabilisers.
+inline HWY_NOINLINE void add(const HeadPlan& head, const KeyState& other, const KeyState& into) {
+  const int64_t floats = panel_floats(head.M, head.E);
+  for (int64_t i = 0; i < floats; ++i) {
+    into.S.data[i] += other.S.data[i];
+  }
+  for (int64_t f = 0; f < head.M; ++f) {
+    into.z[f] += other.z[f];
+  }
+}
+
+/// Writes a state as c [M], z [M], S [M, E] without padding, and reads it back.
+inline HWY_NOINLINE void export_state(const HeadPlan& head, const KeyState& state, float* to) {
+  std::copy_n(state.c, head.M, to);
+  std::copy_n(state.z, head.M, to + head.M);
+  float* S = to + 2 * head.M;
+  for (int64_t f = 0; f < head.M; ++f) {
+    for (int64_t e = 0; e < head.E; ++e) {
+      S[f * head.E + e] = state.S.at(f, e / panel_width())[e % panel_width()];
+    }
+  }
+}
+
+inline HWY_NOINLINE void import_state(const HeadPlan& head, const float* from,
+                                      const KeyState& state) {
+  state.clear(head);
+  std::copy_n(from, head.M, state.c);
+  std::copy_n(from + head.M, head.M, state.z);
+  pack_rows(from + 2 * head.M, head.E, head.M, head.E, 1.0f, nullptr, state.S);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace favor
+HWY_AFTER_NAMESPACE();
+
+#endif  // FAVOR_STATE_INL_H_

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+// From the caller's rows to logits and back: constants and packed matrices of each head, packing of
+// tokens, prefetching, and the projection. Exponents are in base 2: tokens of the positive map are
+// multiplied by log2(e) on packing.
+
+// clang-format off
+#if defined(FAVOR_TOKENS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FAVOR_TOKENS_INL_H_
+#undef FAVOR_TOKENS_INL_H_
+#else
+#define FAVOR_TOKENS_INL_H_
+#endif
+// clang-format on
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+#include <vector>
+
+#include "favor/plan.h"
+#include "favor/simd-inl.h"
+#include "hwy/aligned_allocator.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace favor {
+namespace HWY_NAMESPACE {
+
+/// Tokens handled at a time. A multiple of every panel width below 65.
+inline constexpr int64_t kChunk = 64;
+
+/// Stabiliser of a feature that has seen no key. Finite, so that differences are never NaN, and
+/// below every reachable logit.
+inline constexpr float kNoKey = -1e30f;
+
+/// One head's constants and its random matrix, packed for the products.
+struct HeadPlan {
+  bool positive;
+  bool identity;        ///< no projection: the logits are the tokens
+  float token_scale;    ///< multiplies q and k on packing
+  float out_scale;      ///< multiplies gradients of the logits on their way to dq and dk
+  float half_norm;      ///< h = half_norm |k|^2, the positive map's -|x|^2/2 in base 2
+  float norm_gradient;  ///< dk -= norm_gradient * k * (sum of the key's logit gradients)
+  float eps;
+  int64_t D, E, M;
+  Panels columns;  ///< [D, M] right operand of the projection
+  Panels rows;     ///< [M, D] right operand of the gradients, left operand of transposed logits
+};
+
+/// Copies n rows of `cols` floats into panel layout, multiplied by `multiplier`; rows whose `skip`
+/// is set become zeros without being read. Columns up to the panel border become zeros.
+inline HWY_NOINLINE void pack_rows(const float* from, int64_t stride, int64_t n, int64_t cols,
+                                   float multiplier, const uint8_t* skip, const Panels& to) {
+  const FloatTag d;
+  const int64_t N = static_cast<int64_t>(hn::Lanes(d));
+  const int64_t NR = 2 * N;
+  const Vector factor = hn::Set(d, multiplier);
+  for (int64_t c = 0; c < cols; c += NR) {
+    const float* HWY_RESTRICT source = from + c;
+    float* HWY_RESTRICT target = to.at(0, c / NR);
+    const int64_t width = std::min(NR, cols - c);
+    for (int64_t r = 0; r < n; ++r, source += stride, target += NR) {
+      if (skip != nullptr && skip[r] != 0) {
+        hn::StoreU(hn::Zero(d), d, target);
+        hn::StoreU(hn::Zero(d), d, target + N);
+      } else if (width == NR) {
+        hn::StoreU(hn::Mul(factor, hn::LoadU(d, source)), d, target);
+        hn::StoreU(hn::Mul(factor, hn::LoadU(d, source + N)), d, target + N);
+      } else {
+        for (int64_t i = 0; i < NR; ++i) {
+          target[i] = i < width ? multiplier * source[i] : 0.0f;
+        }
+      }
+    }
+  }
+}
+
+/// Copies n rows back from panel layout, row r multiplied by factor[r].
+inline HWY_NOINLINE void unpack_rows(const Panels& from, int64_t n, int64_t cols,
+                                     const float* HWY_RESTRICT factor, float* to, int64_t stride) {
+  const FloatTag d;
+  const int64_t N = static_cast<int64_t>(hn::Lanes(d));
+  const int64_t NR = 2 * N;
+  for (int64_t c = 0; c < cols; c += NR) {
+    const float* HWY_RESTRICT source = from.at(0, c / NR);
+    float* HWY_RESTRICT target = to + c;
+    const int64_t width = std::min(NR, cols - c);
+    for (int64_t r = 0; r < n; ++r, source += NR, target += stride) {
+      if (width == NR) {
+        const Vector scale = hn::Set(d, factor[r]);
+        hn::StoreU(hn::Mul(scale, hn::LoadU(d, source)), d, target);
+        hn::StoreU(hn::Mul(scale, hn::LoadU(d, source + N)), d, target + N);
+      } else {
+        for (int64_t i = 0; i < width; ++i) {
+          target[i] = factor[r] * source[i];
+        }
+      }
+    }
+  }
+}
+
+/// Asks for `floats` contiguous floats ahead of their use.
+template <class T>
+HWY_INLINE void prefetch(T* from, int64_t floats) {
+  for (int64_t i = 0; i < floats; i += 64 / static_cast<int64_t>(sizeof(T))) {
+    __builtin_prefetch(from + i, std::is_const_v<T> ? 0 : 1);
+  }
+}
+
+/// Asks for part `part` of `parts` of the rows [first, end) ahead of their use, so that their
+/// arrival overlaps with arithmetic; rows of mutable memory are asked for to be written. In parts,
+/// because a core waits when it asks for too many lines at once.
+template <class T>
+HWY_INLINE void prefetch_rows(const View4<T>& view, int64_t b, int64_t h, int64_t first,
+                              int64_t end, int64_t part, int64_t parts) {
+  const int64_t rows = end - first;
+  for (int64_t row = first + rows * part / parts; row < first + rows * (part + 1) / parts; ++row) {
+    prefetch(view.row(b, h, row), view.sizes[3]);
+  }
+}
+
+/// A chunk's worth of rows from `first` on, none from `end` on.
+struct NextRows {
+  int64_t first, last;
+  NextRows(int64_t begin, int64_t end)
+      : first(begin), last(std::max(begin, std::min(begin + kChunk, end))) {}
+};
+
+/// Sum of a[i] b[i].
+inline HWY_NOINLINE float dot(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b, int64_t n) {
+  const FloatTag d;
+  const int64_t N = static_cast<int64_t>(hn::Lanes(d));
+  Vector sum = hn::Zero(d);
+  int64_t i = 0;
+  for (; i + N <= n; i += N) {
+    sum = hn::MulAdd(hn::LoadU(d, a + i), hn::LoadU(d, b + i), sum);
+  }
+  float total = hn::GetLane(hn::SumOfLanes(d, sum));
+  for (; i < n; ++i) {
+    total += a[i] * b[i];
+  }
+  return total;
+}
+
+/// Per key: h of the positive map (infinite for a skipped key), or the weight 1 (0 if skipped).
+inline HWY_NOINLINE void key_offsets(const HeadPlan& head, const float* k, int64_t stride,
+                                     int64_t n, const uint8_t* skip, float* HWY_RESTRICT offset) {
+  for (int64_t r = 0; r < n; ++r) {
+    const bool skipped = skip != nullptr && skip[r] != 0;
+    if (!head.positive) {
+      offset[r] = skipped ? 0.0f : 1.0f;
+    } else if (skipped) {
+      offset[r] = std::numeric_limits<float>::infinity();
+    } else {
+      const float* row = k + r * stride;
+      offset[r] = head.half_norm * dot(row, row, head.D);
+    }
+  }
+}
+
+/// Logits of n packed tokens for the features of one panel, [n, NR]: in `buffer`, or where the
+/// tokens lie if there is no projection.
+inline const float* project(const HeadPlan& head, const Panels& tokens, int64_t n, int64_t panel,
+                            float* buffer) {
+  if (head.identity) {
+    return tokens.at(0, panel);
+  }
+  const Panels out{buffer, kChunk};
+  const Panels right{head.columns.at(0, panel), head.columns.rows};
+  multiply<false>(tokens, right, out, 0, n, 0, 1, head.D);
+  return buffer;
+}
+
+/// The constants and packed matrices of every head of a call.
+class HeadPlans {
+ public:
+  explicit HeadPlans(const Plan<float>& plan) : shared_(plan.P == 1) {
+    const double log2e = 1.4426950408889634;
+    HeadPlan head;
+    head.positive = plan.feature_map == FeatureMapKind::kPositive;
+    head.identity = plan.projection == nullptr;
+    head.D = plan.D;
+    head.E = plan.E;
+    head.M = plan.M;
+    const double root = std::sqrt(plan.scale);
+    head.token_scale = static_cast<float>(head.positive ? log2e : head.identity ? root : 1.0);
+    head.out_scale = static_cast<float>(head.identity ? root : 1.0);
+    head.half_norm = static_cast<float>(0.5 * plan.scale * log2e);
+    head.norm_gradient = static_cast<float>(plan.scale);
+    head.eps = static_cast<float>(plan.eps);
+    if (head.identity) {
+      heads_.push_back(head);
+      return;
+    }
+    const int64_t cols_floats = panel_floats(plan.D, plan.M);
+    const int64_t rows_floats = panel_floats(plan.M, plan.D);
+    memory_ =
+        hwy::AllocateAligned<float>(static_cast<size_t>(plan.P * (cols_floats + rows_floats)));
+    for (int64_t p = 0; p < plan.P; ++p) {
+      float* base = memory_.get() + p * (cols_floats + rows_floats);
+      head.columns = {base, plan.D};
+      head.rows = {base + cols_floats, plan.M};
+      pack_rows(plan.projection + p * plan.M * plan.D, plan.D, plan.M, plan.D,
+                static_cast<float>(root), nullptr, head.rows);
+      std::fill_n(head.columns.data, cols_floats, 0.0f);
+      transpose(head.rows, plan.M, plan.D, head.columns);
+      heads_.push_back(head);
+    }
+  }
+
+  const HeadPlan& operator[](int64_t h) const {
+    return heads_[static_cast<size_t>(shared_ ? 0 : h)];
+  }
+
+ private:
+  bool shared_;
+  hwy::AlignedFreeUniquePtr<float[]> memory_;
+  std::vector<HeadPlan> heads_;
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace favor
+HWY_AFTER_NAMESPACE();
+
+#endif  // FAVOR_TOKENS_INL_H_
