@@ -50,7 +50,8 @@ void set_demo(TrainConfig& c) {
   c.optimizer.warmup_steps = 50;
   c.run.max_minutes = 3;
   c.run.log_interval = 20;
-  c.run.eval_interval = 300;
+  c.run.eval_interval = 200;
+  c.run.eval_tokens = 30000;
   c.run.save_interval = 500;
 }
 
