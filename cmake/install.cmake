@@ -18,6 +18,7 @@ install(
 
 # The installed programs find torch where the build found it.
 if(TARGET performer)
-  set_target_properties(performer performer_ops PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
+  set_target_properties(performer performer_ops PROPERTIES
+    INSTALL_RPATH "$<TARGET_FILE_DIR:torch::cpu>")
   install(TARGETS performer performer_ops)
 endif()
