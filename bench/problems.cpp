@@ -57,6 +57,7 @@ void set_field(Shape& shape, const std::string& key, const std::string& value, i
     *size->second = number<int64_t>(key, value);
   } else if (key == "norm") {
     shape.norm = number<double>(key, value);
+    FAVOR_CHECK(shape.norm <= 8, "norm is ", value, ", expected at most 8");
   } else if (key == "op") {
     for (const std::string& word : split(value)) shape.ops.push_back(value_of(kOps, word, "op"));
   } else if (key == "map") {
