@@ -5,16 +5,29 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <initializer_list>
 #include <limits>
+#include <new>
 #include <string>
 
 #include "favor/isa.h"
+#include "favor/parallel.h"
 #include "favor/plan.h"
 #include "favor/reference.h"
 #include "hwy/aligned_allocator.h"
 
 namespace favor {
 namespace {
+
+/// The product of sizes, which are not negative. Throws if it overflows.
+int64_t checked_product(const char* op, std::initializer_list<int64_t> sizes) {
+  int64_t product = 1;
+  for (int64_t size : sizes) {
+    FAVOR_CHECK(!__builtin_mul_overflow(product, size, &product), op,
+                ": the product of the sizes overflows 64 bits, expected less than 2^63 elements");
+  }
+  return product;
+}
 
 template <class T>
 void check_view(const char* op, const char* name, const View4<T>& view) {
@@ -120,6 +133,8 @@ Plan<T> make_plan(const char* op, const AttentionParams<T>& params, const View4<
     FAVOR_CHECK(std::isfinite(plan.eps) && plan.eps >= 0, op, ": feature_eps is ", plan.eps,
                 ", expected a finite number, 0 or above");
   }
+  checked_product(op, {plan.P + 1, plan.M + 64, plan.D + plan.E + 64, int64_t{4}});
+  num_threads();  // a wrong FAVOR_NUM_THREADS is reported before any work
   plan.key_padding_mask = params.key_padding_mask;
   plan.segments = make_segments(op, params, plan.L, plan.S);
   plan.q = q;
@@ -177,11 +192,24 @@ void set_poison_scratch(bool poison) {
   poison_scratch = poison;
 }
 
+hwy::AlignedFreeUniquePtr<float[]> allocate_floats(int64_t floats) {
+  auto memory = hwy::AllocateAligned<float>(static_cast<size_t>(std::max<int64_t>(floats, 1)));
+  if (memory == nullptr) {
+    throw std::bad_alloc();
+  }
+  if (poison_scratch) {
+    std::fill_n(memory.get(), floats, std::numeric_limits<float>::quiet_NaN());
+  }
+  return memory;
+}
+
 float* thread_scratch(int64_t floats) {
   thread_local hwy::AlignedFreeUniquePtr<float[]> memory;
   thread_local int64_t capacity = 0;
   if (floats > capacity) {
-    memory = hwy::AllocateAligned<float>(static_cast<size_t>(floats));
+    memory.reset();
+    capacity = 0;
+    memory = allocate_floats(floats);
     capacity = floats;
   }
   if (poison_scratch) {
@@ -194,7 +222,8 @@ DecodeState::DecodeState(int64_t batch, int64_t heads, int64_t features, int64_t
     : B(batch), H(heads), M(features), E(value_dim) {
   FAVOR_CHECK(B >= 0 && H >= 0 && M >= 0 && E >= 0, "DecodeState: B, H, M, E are ", B, ", ", H,
               ", ", M, ", ", E, ", expected no negative size");
-  const auto rows = static_cast<size_t>(B * H * M);
+  checked_product("DecodeState", {B, H, M, E});
+  const auto rows = static_cast<size_t>(checked_product("DecodeState", {B, H, M}));
   c.assign(rows, 0.0f);
   S.assign(rows * static_cast<size_t>(E), 0.0f);
   z.assign(rows, 0.0f);
@@ -202,11 +231,9 @@ DecodeState::DecodeState(int64_t batch, int64_t heads, int64_t features, int64_t
 
 int64_t saved_state_size(int64_t B, int64_t H, int64_t L, int64_t M, int64_t E, bool is_causal,
                          int64_t num_segments) {
-  const int64_t one = B * H * M * (E + 2);
-  if (is_causal) {
-    return one * ((L + kStateInterval - 1) / kStateInterval);
-  }
-  return num_segments == 1 ? one : 0;
+  const char* op = "saved_state_size";
+  const int64_t states = is_causal ? (L + kStateInterval - 1) / kStateInterval : num_segments == 1;
+  return checked_product(op, {B, H, M, E + 2, states});
 }
 
 template <class T>

@@ -84,7 +84,7 @@ int64_t saved_state_size(int64_t B, int64_t H, int64_t L, int64_t M, int64_t E, 
 /// no key has been seen, whatever c_f holds. The generalised maps keep c = 0.
 struct DecodeState {
   int64_t B = 0, H = 0, M = 0, E = 0;
-  int64_t position = 0;  ///< tokens absorbed so far
+  int64_t position = 0;  ///< tokens seen so far, masked ones included
   std::vector<float> c;  ///< [B, H, M]
   std::vector<float> S;  ///< [B, H, M, E]
   std::vector<float> z;  ///< [B, H, M]
@@ -96,8 +96,10 @@ struct DecodeState {
 
 /// out_i = sum_j phi(q_i).phi(k_j) v_j / sum_j phi(q_i).phi(k_j) over all allowed keys j.
 ///
-/// out [B, H, L, E]. `saved` may be null. O((L + S) M (D + E)) time; scratch O(M (D + E)) per
-/// thread, plus a state of M (E + 2) elements per parallel block of keys.
+/// out [B, H, L, E]. `saved` may be null. O((L + S) M (D + E)) time. Scratch independent of L: the
+/// packed matrices, 2 P M D elements; O(M (D + E) + C (D + E + M)) per thread, with chunks of C =
+/// 64 tokens; and a state of M (E + 2) elements per parallel block of keys, at most 64 of them or
+/// one per item.
 template <class T>
 void bidirectional_forward(const AttentionParams<T>& params, View4<const T> q, View4<const T> k,
                            View4<const T> v, View4<T> out, Saved<T>* saved = nullptr);
@@ -112,13 +114,15 @@ void bidirectional_backward(const AttentionParams<T>& params, View4<const T> q, 
 /// As bidirectional_forward with keys j <= i only (positions counted within the segment, aligned at
 /// the top left when L != S). `initial` continues an earlier call, `final_state` receives the state
 /// after the last key; both need L = S and a single segment, and a null pointer leaves them out.
-/// No finite later key moves an earlier output by more than rounding.
+/// No later key and value, if finite, move an earlier output by more than rounding. Runs in
+/// parallel over batch items, heads and segments; the tokens of one of these are taken in order.
 template <class T>
 void causal_forward(const AttentionParams<T>& params, View4<const T> q, View4<const T> k,
                     View4<const T> v, View4<T> out, Saved<T>* saved = nullptr,
                     const DecodeState* initial = nullptr, DecodeState* final_state = nullptr);
 
-/// Gradients of causal_forward without an initial state.
+/// Gradients of causal_forward without an initial state. Each thread holds the features of
+/// kStateInterval keys and queries, 2 kStateInterval M elements, whatever L is.
 template <class T>
 void causal_backward(const AttentionParams<T>& params, View4<const T> q, View4<const T> k,
                      View4<const T> v, View4<const T> out, View4<const T> dout,

@@ -44,58 +44,43 @@ struct Block {
 
 /// Absorbs the keys [begin, end) of an item into `state`.
 struct KeySweep {
-  Panels tokens;    ///< [C, D]
-  Panels values;    ///< [C, E]
+  KeyChunk keys;
   Panels features;  ///< [C, M]
-  float* offset;    ///< [C]
   float* buffer;    ///< [C, NR]
   float* sums;      ///< [NR]
-  float* factor;    ///< [NR]
 
   void place(ScratchLayout& layout, const HeadPlan& head) {
-    tokens = {layout.take(panel_floats(kChunk, head.D)), kChunk};
-    values = {layout.take(panel_floats(kChunk, head.E)), kChunk};
+    keys.place(layout, head);
     features = {layout.take(panel_floats(kChunk, head.M)), kChunk};
-    offset = layout.take(kChunk);
     buffer = layout.take(panel_floats(kChunk, 1));
     sums = layout.take(panel_width());
-    factor = layout.take(panel_width());
   }
 
   void run(const Plan<float>& plan, const HeadPlan& head, const Item& item, int64_t begin,
            int64_t end, const KeyState& state) const {
     const int64_t NR = panel_width();
-    const uint8_t* mask = plan.mask_row(item.b);
+    const int64_t panels = num_panels(head.M);
     for (int64_t j = begin; j < end; j += kChunk) {
       const int64_t n = std::min(kChunk, end - j);
-      const uint8_t* skip = mask == nullptr ? nullptr : mask + j;
       const NextRows next(j + n, end);
-      const float* k = plan.k.row(item.b, item.h, j);
-      pack_rows(k, plan.k.strides[2], n, head.D, head.token_scale, skip, tokens);
-      key_offsets(head, k, plan.k.strides[2], n, skip, offset);
-      pack_rows(plan.v.row(item.b, item.h, j), plan.v.strides[2], n, head.E, 1.0f, skip, values);
-      for (int64_t panel = 0; panel < num_panels(head.M); ++panel) {
+      keys.load(plan, head, item, j, n);
+      for (int64_t panel = 0; panel < panels; ++panel) {
         const int64_t f = panel * NR;
         const int64_t rows = std::min(NR, head.M - f);
-        prefetch_rows(plan.k, item.b, item.h, next.first, next.last, panel, num_panels(head.M));
-        prefetch_rows(plan.v, item.b, item.h, next.first, next.last, panel, num_panels(head.M));
-        const float* u = project(head, tokens, n, panel, buffer);
-        float* to = features.at(0, panel);
-        if (!head.positive) {
-          relu_keys(u, offset, n, head.eps, to, sums);
-        } else if (!(positive_keys(u, offset, n, state.c + f, to, sums) <= kLazyRaise)) {
-          raise_stabilisers(u, offset, n, state.c + f, factor);
-          scale_rows(state.S, head.E, f, rows, factor);
-          for (int64_t i = 0; i < rows; ++i) {
-            state.z[f + i] *= factor[i];
-          }
-          positive_keys(u, offset, n, state.c + f, to, sums);
-        }
+        prefetch_rows(plan.k, item.b, item.h, next.first, next.last, panel, panels);
+        prefetch_rows(plan.v, item.b, item.h, next.first, next.last, panel, panels);
+        key_features(head, project(head, keys.tokens, n, panel, buffer), keys.offset, n,
+                     state.c + f, features.at(0, panel), sums, [&](const float* factor) {
+                       scale_rows(state.S, head.E, f, rows, factor);
+                       for (int64_t i = 0; i < rows; ++i) {
+                         state.z[f + i] *= factor[i];
+                       }
+                     });
         for (int64_t i = 0; i < rows; ++i) {
           state.z[f + i] += sums[i];
         }
       }
-      multiply_transposed(features, values, state.S, state.S, head.M, num_panels(head.E), n);
+      multiply_transposed(features, keys.values, state.S, state.S, head.M, num_panels(head.E), n);
     }
   }
 };
@@ -108,8 +93,7 @@ class StateStore {
     KeyState state;
     state.place(one, M, E);
     floats_ = one.used();
-    memory_ =
-        hwy::AllocateAligned<float>(static_cast<size_t>(std::max<int64_t>(count, 1) * floats_));
+    memory_ = allocate_floats(count * floats_);
     M_ = M;
     E_ = E;
   }

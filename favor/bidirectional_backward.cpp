@@ -65,27 +65,23 @@ struct QueryGradientSweep {
 
 /// dk and dv from the sums over queries.
 struct KeyGradientSweep {
-  Panels tokens;    ///< [C, D]
-  Panels values;    ///< [C, E]
+  KeyChunk keys;
   Panels features;  ///< [C, M]
   Panels dlogits;   ///< [C, M]
   Panels product;   ///< [C, D] or [C, E]
   Panels R;         ///< [E, M], the sums transposed
-  float* offset;    ///< [C]
   float* buffer;    ///< [C, NR]
   float* row_sums;  ///< [C, N]
   float* unused;    ///< [NR]
 
   void place(ScratchLayout& layout, const HeadPlan& head) {
-    tokens = {layout.take(panel_floats(kChunk, head.D)), kChunk};
-    values = {layout.take(panel_floats(kChunk, head.E)), kChunk};
+    keys.place(layout, head);
     features = {layout.take(panel_floats(kChunk, head.M)), kChunk};
     dlogits = {layout.take(panel_floats(kChunk, head.M)), kChunk};
     product = {layout.take(panel_floats(kChunk, std::max(head.D, head.E))), kChunk};
     R = {layout.take(panel_floats(head.E, head.M)), head.E};
-    offset = layout.take(kChunk);
     buffer = layout.take(panel_floats(kChunk, 1));
-    row_sums = layout.take(kChunk * panel_width());
+    row_sums = layout.take(kChunk * panel_width() / 2);
     unused = layout.take(panel_width());
   }
 
@@ -93,39 +89,35 @@ struct KeyGradientSweep {
            const KeyState& state, const KeyState& sums, const View4<float>& dk,
            const View4<float>& dv) const {
     const int64_t NR = panel_width();
+    const int64_t panels = num_panels(head.M);
     std::fill_n(R.data, panel_floats(head.E, head.M), 0.0f);
     transpose(sums.S, head.M, head.E, R);
-    const uint8_t* mask = plan.mask_row(item.b);
     float ones[kChunk];
     std::fill_n(ones, kChunk, 1.0f);
     for (int64_t j = block.begin; j < block.end; j += kChunk) {
       const int64_t n = std::min(kChunk, block.end - j);
-      const uint8_t* skip = mask == nullptr ? nullptr : mask + j;
       const NextRows next(j + n, block.end);
-      const float* k = plan.k.row(item.b, item.h, j);
-      pack_rows(k, plan.k.strides[2], n, head.D, head.token_scale, skip, tokens);
-      key_offsets(head, k, plan.k.strides[2], n, skip, offset);
-      pack_rows(plan.v.row(item.b, item.h, j), plan.v.strides[2], n, head.E, 1.0f, skip, values);
-      std::fill_n(row_sums, n * panel_width(), 0.0f);
-      for (int64_t panel = 0; panel < num_panels(head.M); ++panel) {
+      keys.load(plan, head, item, j, n);
+      std::fill_n(row_sums, n * panel_width() / 2, 0.0f);
+      for (int64_t panel = 0; panel < panels; ++panel) {
         const int64_t f = panel * NR;
-        prefetch_rows(plan.k, item.b, item.h, next.first, next.last, panel, num_panels(head.M));
-        prefetch_rows(plan.v, item.b, item.h, next.first, next.last, panel, num_panels(head.M));
-        prefetch_rows(dk, item.b, item.h, j, j + n, panel, num_panels(head.M));
-        prefetch_rows(dv, item.b, item.h, j, j + n, panel, num_panels(head.M));
-        const float* u = project(head, tokens, n, panel, buffer);
+        prefetch_rows(plan.k, item.b, item.h, next.first, next.last, panel, panels);
+        prefetch_rows(plan.v, item.b, item.h, next.first, next.last, panel, panels);
+        prefetch_rows(dk, item.b, item.h, j, j + n, panel, panels);
+        prefetch_rows(dv, item.b, item.h, j, j + n, panel, panels);
+        const float* u = project(head, keys.tokens, n, panel, buffer);
         if (head.positive) {
-          positive_keys(u, offset, n, state.c + f, features.at(0, panel), unused);
+          positive_keys(u, keys.offset, n, state.c + f, features.at(0, panel), unused);
         } else {
-          relu_keys(u, offset, n, head.eps, features.at(0, panel), unused);
+          relu_keys(head, u, keys.offset, n, features.at(0, panel), unused);
         }
-        multiply<false>(values, R, dlogits, 0, n, panel, panel + 1, head.E);
-        key_logit_gradients(head, features.at(0, panel), offset, n, sums.z + f,
+        multiply<false>(keys.values, R, dlogits, 0, n, panel, panel + 1, head.E);
+        key_logit_gradients(head, features.at(0, panel), keys.offset, n, sums.z + f,
                             dlogits.at(0, panel), row_sums);
       }
       multiply<false>(features, sums.S, product, 0, n, 0, num_panels(head.E), head.M);
       unpack_rows(product, n, head.E, ones, dv.row(item.b, item.h, j), dv.strides[2]);
-      token_gradients(head, dlogits, n, tokens, row_sums, product, dk.row(item.b, item.h, j),
+      token_gradients(head, dlogits, n, keys.tokens, row_sums, product, dk.row(item.b, item.h, j),
                       dk.strides[2]);
     }
   }

@@ -31,6 +31,9 @@ struct QuerySweep {
   void run(const Plan<float>& plan, const HeadPlan& head, const Item& item, int64_t begin,
            int64_t end, const KeyState& state, const View4<float>& result,
            float* normalizer) const {
+    const Segment& segment = item.segment;
+    const bool has_keys =
+        plan.first_allowed_key(item.b, segment.k_begin, segment.k_end) < segment.k_end;
     for (int64_t i = begin; i < end; i += kChunk) {
       const int64_t n = std::min(kChunk, end - i);
       const NextRows next(i + n, end);
@@ -41,8 +44,8 @@ struct QuerySweep {
         prefetch_rows(result, item.b, item.h, i, i + n, panel, num_panels(head.M));
       });
       multiply<false>(features.features, state.S, out, 0, n, 0, num_panels(head.E), head.M);
-      finish_rows(head, features, out, n, result.row(item.b, item.h, i), result.strides[2],
-                  normalizer == nullptr ? nullptr : normalizer + i);
+      finish_rows(head, features, out, n, has_keys ? 0 : n, result.row(item.b, item.h, i),
+                  result.strides[2], normalizer == nullptr ? nullptr : normalizer + i);
     }
   }
 };

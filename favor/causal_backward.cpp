@@ -120,8 +120,7 @@ class CausalBackward {
       held.place(layout, head_);
     }
     rows_.place(layout, head_);
-    keys_ = {layout.take(panel_floats(kPart, head_.D)), kPart};
-    values_ = {layout.take(panel_floats(kPart, head_.E)), kPart};
+    keys_.place(layout, head_);
     values_transposed_ = {layout.take(panel_floats(head_.E, kPart)), head_.E};
     features_transposed_ = {layout.take(panel_floats(head_.M, kPart)), head_.M};
     dlogits_ = {layout.take(panel_floats(kPart, head_.M)), kPart};
@@ -129,9 +128,7 @@ class CausalBackward {
     scores_ = {layout.take(panel_floats(kPart, kPart)), kPart};
     product_ = {layout.take(panel_floats(kPart, std::max(head_.D, head_.E))), kPart};
     z_added_ = layout.take(panels_ * panel_width());
-    factor_ = layout.take(panel_width());
-    offset_ = layout.take(kPart);
-    row_sums_ = layout.take(kPart * panel_width());
+    row_sums_ = layout.take(kPart * panel_width() / 2);
     buffer_ = layout.take(panel_floats(kChunk, 1));
   }
 
@@ -157,7 +154,7 @@ class CausalBackward {
   void walk_keys(std::span<const Range> chunks) {
     for (const Range& chunk : chunks) {
       load_keys(chunk);
-      key_features(num_keys(chunk), held_[0].key_features);
+      chunk_features(num_keys(chunk), held_[0].key_features);
       absorb(num_keys(chunk), held_[0].key_features);
     }
   }
@@ -189,44 +186,23 @@ class CausalBackward {
     return std::clamp<int64_t>(item_.segment.num_keys() - chunk.begin, 0, chunk.end - chunk.begin);
   }
 
-  const uint8_t* skipped_keys(const Range& chunk) const {
-    const uint8_t* mask = plan_.mask_row(item_.b);
-    return mask == nullptr ? nullptr : mask + item_.segment.k_begin + chunk.begin;
-  }
-
-  /// Packs the chunk's keys and values.
-  void load_keys(const Range& chunk) {
-    const int64_t n = num_keys(chunk);
-    if (n == 0) {
-      return;
-    }
-    const int64_t j = item_.segment.k_begin + chunk.begin;
-    const uint8_t* skip = skipped_keys(chunk);
-    const float* k = plan_.k.row(item_.b, item_.h, j);
-    pack_rows(k, plan_.k.strides[2], n, head_.D, head_.token_scale, skip, keys_);
-    key_offsets(head_, k, plan_.k.strides[2], n, skip, offset_);
-    pack_rows(plan_.v.row(item_.b, item_.h, j), plan_.v.strides[2], n, head_.E, 1.0f, skip,
-              values_);
+  void load_keys(const Range& chunk) const {
+    keys_.load(plan_, head_, item_, item_.segment.k_begin + chunk.begin, num_keys(chunk));
   }
 
   /// Brings state_ to stabilisers that hold for the chunk, whose loaded keys get their features.
   /// z_added_ receives what the chunk adds to z.
-  void key_features(int64_t n, const Panels& features) {
+  void chunk_features(int64_t n, const Panels& features) const {
     const int64_t NR = panel_width();
     for (int64_t panel = 0; panel < panels_; ++panel) {
       const int64_t f = panel * NR;
-      const float* u = project(head_, keys_, n, panel, buffer_);
-      float* to = features.at(0, panel);
-      if (!head_.positive) {
-        relu_keys(u, offset_, n, head_.eps, to, z_added_ + f);
-      } else if (!(positive_keys(u, offset_, n, state_.c + f, to, z_added_ + f) <= kLazyRaise)) {
-        raise_stabilisers(u, offset_, n, state_.c + f, factor_);
-        scale_columns(state_.S, head_.E, panel, factor_);
-        for (int64_t i = 0; i < NR; ++i) {
-          state_.z[f + i] *= factor_[i];
-        }
-        positive_keys(u, offset_, n, state_.c + f, to, z_added_ + f);
-      }
+      key_features(head_, project(head_, keys_.tokens, n, panel, buffer_), keys_.offset, n,
+                   state_.c + f, features.at(0, panel), z_added_ + f, [&](const float* factor) {
+                     scale_columns(state_.S, head_.E, panel, factor);
+                     for (int64_t i = 0; i < NR; ++i) {
+                       state_.z[f + i] *= factor[i];
+                     }
+                   });
     }
   }
 
@@ -235,7 +211,7 @@ class CausalBackward {
     for (int64_t f = 0; f < head_.M; ++f) {
       state_.z[f] += z_added_[f];
     }
-    multiply_transposed(values_, features, state_.S, state_.S, head_.E, panels_, n);
+    multiply_transposed(keys_.values, features, state_.S, state_.S, head_.E, panels_, n);
   }
 
   /// The forward walk over one chunk: dq, and what the reverse walk needs. `later` is where the
@@ -247,11 +223,11 @@ class CausalBackward {
     const int64_t i = item_.segment.q_begin + chunk.begin;
     load_keys(chunk);
     rows_.load(plan_, head_, item_.b, item_.h, i, queries, out_, dout_, normalizer_);
-    key_features(keys, held.key_features);
+    chunk_features(keys, held.key_features);
     std::copy_n(state_.c, panels_ * NR, held.c);
     std::fill_n(held.dz, panels_ * NR, 0.0f);
     std::copy_n(rows_.skip, queries, held.skip);
-    transpose(values_, keys, head_.E, values_transposed_);
+    transpose(keys_.values, keys, head_.E, values_transposed_);
     multiply_to_lower(rows_.dout, values_transposed_, held.dscores, queries, keys, head_.E);
     make_lower(held.dscores, queries, keys, rows_.delta, nullptr);
     multiply_lower(held.dscores, held.key_features, dlogits_, queries, keys, panels_);
@@ -342,7 +318,7 @@ class CausalBackward {
     transpose(sums_.S, head_.M, head_.E, sums_transposed_);
 
     multiply_lower_transposed(held.dscores, held.query_features, dlogits_, queries, keys, panels_);
-    std::fill_n(row_sums_, keys * NR, 0.0f);
+    std::fill_n(row_sums_, keys * NR / 2, 0.0f);
     for (int64_t panel = 0; panel < panels_; ++panel) {
       prefetch_rows(dk_, item_.b, item_.h, j, j + keys, panel, panels_);
       prefetch_rows(dv_, item_.b, item_.h, j, j + keys, panel, panels_);
@@ -351,8 +327,8 @@ class CausalBackward {
         prefetch<const float>(earlier->key_features.at(0, panel), kPart * NR);
         prefetch<const float>(earlier->query_features.at(0, panel), kPart * NR);
       }
-      multiply<true>(values_, sums_transposed_, dlogits_, 0, keys, panel, panel + 1, head_.E);
-      key_logit_gradients(head_, held.key_features.at(0, panel), offset_, keys,
+      multiply<true>(keys_.values, sums_transposed_, dlogits_, 0, keys, panel, panel + 1, head_.E);
+      key_logit_gradients(head_, held.key_features.at(0, panel), keys_.offset, keys,
                           sums_.z + panel * NR, dlogits_.at(0, panel), row_sums_);
     }
     multiply_lower_transposed(scores_, rows_.dout, product_, queries, keys, num_panels(head_.E));
@@ -360,8 +336,8 @@ class CausalBackward {
     float ones[kPart];
     std::fill_n(ones, keys, 1.0f);
     unpack_rows(product_, keys, head_.E, ones, dv_.row(item_.b, item_.h, j), dv_.strides[2]);
-    token_gradients(head_, dlogits_, keys, keys_, row_sums_, product_, dk_.row(item_.b, item_.h, j),
-                    dk_.strides[2]);
+    token_gradients(head_, dlogits_, keys, keys_.tokens, row_sums_, product_,
+                    dk_.row(item_.b, item_.h, j), dk_.strides[2]);
   }
 
   /// Asks for part `panel` of the inputs of the chunk that starts at token t; those of the forward
@@ -402,8 +378,7 @@ class CausalBackward {
   WalkedState state_;  ///< before the next chunk of the forward walk
   HeldChunk held_[kHeldChunks];
   QueryGradients rows_;
-  Panels keys_;                 ///< [C, D]
-  Panels values_;               ///< [C, E]
+  KeyChunk keys_;
   Panels values_transposed_;    ///< [E, C]
   Panels features_transposed_;  ///< [M, C]
   Panels dlogits_;              ///< [C, M]
@@ -411,8 +386,6 @@ class CausalBackward {
   Panels scores_;               ///< [C, C] lower triangular
   Panels product_;              ///< [C, D] or [C, E]
   float* z_added_;              ///< [M] padded
-  float* factor_;               ///< [NR]
-  float* offset_;               ///< [C]
   float* row_sums_;             ///< [C, N]
   float* buffer_;               ///< [C, NR]
 };

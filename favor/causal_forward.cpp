@@ -45,6 +45,9 @@ class CausalForward {
     ScratchLayout layout(thread_scratch(measure.used()));
     place(layout);
     state_.clear(head);
+    const Segment& segment = item.segment;
+    const int64_t first = plan.first_allowed_key(item.b, segment.k_begin, segment.k_end);
+    first_key_ = first < segment.k_end ? first - segment.k_begin : segment.num_queries();
     std::fill_n(features_transposed_.data, panel_floats(head.M, kChunk), 0.0f);
   }
 
@@ -57,14 +60,16 @@ class CausalForward {
     for (int64_t f = 0; head_.positive && f < head_.M; ++f) {
       state_.c[f] = z[f] == 0.0f ? kNoKey : initial.c[static_cast<size_t>(row + f)] * kLog2e;
     }
-    has_keys_ = std::any_of(z, z + head_.M, [](float x) { return x != 0.0f; });
+    if (std::any_of(z, z + head_.M, [](float x) { return x != 0.0f; })) {
+      first_key_ = 0;
+    }
   }
 
-  void finish_into(DecodeState& final_state) const {
+  void finish_into(DecodeState& final_state) {
     const int64_t row = (item_.b * plan_.H + item_.h) * head_.M;
     float* S = final_state.S.data() + row * head_.E;
-    const std::vector<float> ones(static_cast<size_t>(head_.M), 1.0f);
-    unpack_rows(state_.S, head_.M, head_.E, ones.data(), S, head_.E);
+    std::fill_n(factor_, head_.M, 1.0f);
+    unpack_rows(state_.S, head_.M, head_.E, factor_, S, head_.E);
     std::copy_n(state_.z, head_.M, final_state.z.data() + row);
     for (int64_t f = 0; head_.positive && f < head_.M; ++f) {
       final_state.c[static_cast<size_t>(row + f)] =
@@ -93,15 +98,13 @@ class CausalForward {
     z_next_ = layout.take(panels_ * panel_width());
     z_added_ = layout.take(panels_ * panel_width());
     factor_ = layout.take(panels_ * panel_width());
-    keys_ = {layout.take(panel_floats(kChunk, head_.D)), kChunk};
+    keys_.place(layout, head_);
     queries_ = {layout.take(panel_floats(kChunk, head_.D)), kChunk};
-    values_ = {layout.take(panel_floats(kChunk, head_.E)), kChunk};
     features_ = {layout.take(panel_floats(kChunk, head_.M)), kChunk};
     features_transposed_ = {layout.take(panel_floats(head_.M, kChunk)), head_.M};
     query_.place(layout, head_.M);
     scores_ = {layout.take(panel_floats(kChunk, kChunk)), kChunk};
     sums_ = {layout.take(panel_floats(kChunk, head_.E)), kChunk};
-    offset_ = layout.take(kChunk);
     row_sums_ = layout.take(kChunk);
     buffer_ = layout.take(panel_floats(kChunk, 1));
   }
@@ -109,62 +112,45 @@ class CausalForward {
   /// Features of the chunk's keys under stabilisers that hold for the chunk, c_next_; the state
   /// itself stays as it is. `next`: the keys to ask for on the way. Returns whether a stabiliser
   /// rose.
-  bool key_features(int64_t n, const NextRows& next) {
+  bool chunk_features(int64_t n, const NextRows& next) {
     const int64_t NR = panel_width();
     bool raised = false;
     std::copy_n(state_.c, panels_ * NR, c_next_);
+    std::fill_n(factor_, panels_ * NR, 1.0f);
     for (int64_t panel = 0; panel < panels_; ++panel) {
       const int64_t f = panel * NR;
       prefetch_rows(plan_.k, item_.b, item_.h, next.first, next.last, panel, panels_);
       prefetch_rows(plan_.v, item_.b, item_.h, next.first, next.last, panel, panels_);
-      const float* u = project(head_, keys_, n, panel, buffer_);
-      float* to = features_.at(0, panel);
-      if (!head_.positive) {
-        relu_keys(u, offset_, n, head_.eps, to, z_added_ + f);
-        continue;
-      }
-      std::fill_n(factor_ + f, NR, 1.0f);
-      if (!(positive_keys(u, offset_, n, c_next_ + f, to, z_added_ + f) <= kLazyRaise)) {
-        raised = true;
-        raise_stabilisers(u, offset_, n, c_next_ + f, factor_ + f);
-        positive_keys(u, offset_, n, c_next_ + f, to, z_added_ + f);
-      }
+      key_features(head_, project(head_, keys_.tokens, n, panel, buffer_), keys_.offset, n,
+                   c_next_ + f, features_.at(0, panel), z_added_ + f, [&](const float* factor) {
+                     raised = true;
+                     std::copy_n(factor, NR, factor_ + f);
+                   });
     }
     return raised;
   }
 
   /// Whether some row's denominator is too small to trust although the row has keys.
-  bool underflows(int64_t num_queries, int64_t num_keys, const uint8_t* skip) const {
-    if (!head_.positive || num_queries <= 1) {
-      return false;
-    }
+  bool underflows(int64_t num_queries, int64_t without_keys) const {
     const float limit = std::exp2(kGuardExponent);
-    bool has_keys = has_keys_;
-    for (int64_t t = 0; t < num_queries; ++t) {
-      has_keys = has_keys || (t < num_keys && (skip == nullptr || skip[t] == 0));
-      if (has_keys && query_.denominator[t] < limit) {
-        return true;
-      }
-    }
-    return false;
+    return head_.positive && num_queries > 1 &&
+           std::any_of(query_.denominator + without_keys, query_.denominator + num_queries,
+                       [limit](float denominator) { return denominator < limit; });
   }
 
   void run_chunk(int64_t t, int64_t num_queries) {
     const Segment& segment = item_.segment;
     const int64_t num_keys = std::clamp<int64_t>(segment.num_keys() - t, 0, num_queries);
+    const int64_t without_keys = std::clamp<int64_t>(first_key_ - t, 0, num_queries);
     const int64_t i = segment.q_begin + t;
     const int64_t j = segment.k_begin + t;
-    const uint8_t* skip = plan_.mask_row(item_.b);
-    skip = skip == nullptr ? nullptr : skip + j;
-    const float* k = num_keys == 0 ? nullptr : plan_.k.row(item_.b, item_.h, j);
     pack_rows(plan_.q.row(item_.b, item_.h, i), plan_.q.strides[2], num_queries, head_.D,
               head_.token_scale, nullptr, queries_);
-    pack_rows(k, plan_.k.strides[2], num_keys, head_.D, head_.token_scale, skip, keys_);
-    key_offsets(head_, k, plan_.k.strides[2], num_keys, skip, offset_);
+    keys_.load(plan_, head_, item_, j, num_keys);
 
-    const bool raised = key_features(num_keys, NextRows(j + num_keys, segment.k_end));
+    const bool raised = chunk_features(num_keys, NextRows(j + num_keys, segment.k_end));
     for (int64_t f = 0; f < head_.M; ++f) {
-      z_next_[f] = raised ? state_.z[f] * factor_[f] : state_.z[f];
+      z_next_[f] = state_.z[f] * factor_[f];
     }
     std::fill(z_next_ + head_.M, z_next_ + panels_ * panel_width(), 0.0f);
     const NextRows next_q(i + num_queries, segment.q_end);
@@ -180,7 +166,7 @@ class CausalForward {
     for (int64_t r = 0; r < num_queries; ++r) {
       query_.denominator[r] += row_sums_[r];
     }
-    if (underflows(num_queries, num_keys, skip)) {
+    if (underflows(num_queries, without_keys)) {
       const int64_t half = (num_queries + 1) / 2;
       run_chunk(t, half);
       run_chunk(t + half, num_queries - half);
@@ -194,23 +180,18 @@ class CausalForward {
       scale_rows(state_.S, head_.E, 0, head_.M, factor_);
       std::copy_n(c_next_, panels_ * panel_width(), state_.c);
     }
-    pack_rows(num_keys == 0 ? nullptr : plan_.v.row(item_.b, item_.h, j), plan_.v.strides[2],
-              num_keys, head_.E, 1.0f, skip, values_);
-    multiply_lower(scores_, values_, sums_, num_queries, num_keys, num_panels(head_.E));
+    multiply_lower(scores_, keys_.values, sums_, num_queries, num_keys, num_panels(head_.E));
     multiply<true>(query_.features, state_.S, sums_, 0, num_queries, 0, num_panels(head_.E),
                    head_.M);
-    finish_rows(head_, query_, sums_, num_queries, out_.row(item_.b, item_.h, i), out_.strides[2],
-                normalizer_ == nullptr ? nullptr : normalizer_ + i);
+    finish_rows(head_, query_, sums_, num_queries, without_keys, out_.row(item_.b, item_.h, i),
+                out_.strides[2], normalizer_ == nullptr ? nullptr : normalizer_ + i);
     if (num_keys > 0) {
-      multiply_transposed(features_, values_, state_.S, state_.S, head_.M, num_panels(head_.E),
+      multiply_transposed(features_, keys_.values, state_.S, state_.S, head_.M, num_panels(head_.E),
                           num_keys);
       for (int64_t f = 0; f < head_.M; ++f) {
         state_.z[f] = z_next_[f] + z_added_[f];
       }
     }
-    has_keys_ = has_keys_ || (skip == nullptr ? num_keys > 0
-                                              : std::any_of(skip, skip + num_keys,
-                                                            [](uint8_t set) { return set == 0; }));
   }
 
   const Plan<float>& plan_;
@@ -221,20 +202,20 @@ class CausalForward {
   float* normalizer_ = nullptr;
   uint8_t* chunk_starts_ = nullptr;
   float* states_ = nullptr;
-  bool has_keys_ = false;  ///< the state holds an allowed key
+  int64_t first_key_;  ///< token of the segment that first has a key to see; 0 if the state has
 
   KeyState state_;
-  float* c_next_;               ///< [M] stabilisers that hold for the state and the chunk
-  float* z_next_;               ///< [M] the state's z under c_next_
-  float* z_added_;              ///< [M] what the chunk adds to z
-  float* factor_;               ///< [M] 2^(c - c_next)
-  Panels keys_, queries_;       ///< [C, D]
-  Panels values_, sums_;        ///< [C, E]
+  float* c_next_;   ///< [M] stabilisers that hold for the state and the chunk
+  float* z_next_;   ///< [M] the state's z under c_next_
+  float* z_added_;  ///< [M] what the chunk adds to z
+  float* factor_;   ///< [M] 2^(c - c_next)
+  KeyChunk keys_;
+  Panels queries_;              ///< [C, D]
+  Panels sums_;                 ///< [C, E]
   Panels features_;             ///< [C, M] of keys
   Panels features_transposed_;  ///< [M, C]
   QueryFeatures query_;
   Panels scores_;    ///< [C, C]
-  float* offset_;    ///< [C]
   float* row_sums_;  ///< [C]
   float* buffer_;    ///< [C, NR]
 };

@@ -242,6 +242,14 @@ TEST(Causal, TheFutureNeverReachesAGradientOfThePast) {
       EXPECT_EQ(judge.verdict(before), "");
       EXPECT_EQ(other_judge.verdict(after), "");
       for (int64_t d = 0; d < c.D; ++d) EXPECT_EQ(after.dk[(c.L - 1) * c.D + d], 0);
+      for (const auto gradient : {&Results<float>::dq, &Results<float>::dk, &Results<float>::dv}) {
+        const std::vector<float>&x = before.*gradient, &y = after.*gradient;
+        double size = 0;
+        for (const float value : x) size = std::max(size, std::abs(double{value}));
+        for (size_t i = 0; i < x.size() / c.L * (c.L - 1); ++i) {
+          ASSERT_NEAR(x[i], y[i], 1e-5 * size) << "element " << i;
+        }
+      }
     });
   }
 }

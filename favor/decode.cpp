@@ -25,6 +25,11 @@ struct FeatureStep {
   float* weight;
 };
 
+/// 1 / x, 0 for 0 and finite for denormal numbers.
+float reciprocal(float x) {
+  return x == 0.0f ? 0.0f : std::min(1.0f / x, std::numeric_limits<float>::max());
+}
+
 /// Stabilisers, denominators and weights of one head; returns the reciprocal of the denominator.
 float step_features(const Plan<float>& plan, const Item& item, bool absorbs, float* c, float* z,
                     const FeatureStep& step) {
@@ -51,7 +56,7 @@ float step_features(const Plan<float>& plan, const Item& item, bool absorbs, flo
       z[f] += step.add[f];
       denominator += step.weight[f] * z[f];
     }
-    return denominator == 0.0f ? 0.0f : 1.0f / denominator;
+    return reciprocal(denominator);
   }
 
   // Exponents first, in base 2 and in the arrays of the step; then all exponentials at once.
@@ -59,7 +64,7 @@ float step_features(const Plan<float>& plan, const Item& item, bool absorbs, flo
   for (int64_t f = 0; f < plan.M; ++f) {
     const float key = absorbs ? logit(k, f) - half_norm : 0.0f;
     const bool empty = z[f] == 0.0f;
-    const float raised = !absorbs ? c[f] : empty ? key : std::max(c[f], key);
+    const float raised = !absorbs ? c[f] : !empty && c[f] >= key ? c[f] : key;
     step.keep[f] = empty ? kNoKey : log2e * (c[f] - raised);
     step.add[f] = absorbs ? log2e * (key - raised) : kNoKey;
     step.weight[f] = logit(q, f) + raised;
@@ -81,7 +86,7 @@ float step_features(const Plan<float>& plan, const Item& item, bool absorbs, flo
     z[f] = step.keep[f] * z[f] + step.add[f];
     denominator += step.weight[f] * z[f];
   }
-  return denominator == 0.0f ? 0.0f : 1.0f / denominator;
+  return reciprocal(denominator);
 }
 
 /// Updates the rows of S and sums them into out.

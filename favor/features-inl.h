@@ -56,19 +56,33 @@ inline HWY_NOINLINE float positive_keys(const float* HWY_RESTRICT u, const float
   return hn::GetLane(hn::MaxOfLanes(d, largest));
 }
 
+/// max(u, 0), NaN for NaN.
+HWY_INLINE Vector relu(Vector u) {
+  const Vector zero = hn::Zero(FloatTag());
+  return hn::IfThenZeroElse(hn::Lt(u, zero), u);
+}
+
+/// max(u, 0) + eps, from which the backward pass can tell the sign of u.
+HWY_INLINE Vector signed_relu(Vector u, Vector eps, Vector eps_active) {
+  const auto active = hn::Gt(u, hn::Zero(FloatTag()));
+  const Vector value = hn::Add(relu(u), eps);
+  return hn::IfThenElse(active, hn::Max(value, eps_active), value);
+}
+
 /// features = weight (max(u, 0) + eps) of n keys on one panel, and their column sums.
-inline HWY_NOINLINE void relu_keys(const float* HWY_RESTRICT u, const float* HWY_RESTRICT weight,
-                                   int64_t n, float eps, float* HWY_RESTRICT features,
-                                   float* HWY_RESTRICT sums) {
+inline HWY_NOINLINE void relu_keys(const HeadPlan& head, const float* HWY_RESTRICT u,
+                                   const float* HWY_RESTRICT weight, int64_t n,
+                                   float* HWY_RESTRICT features, float* HWY_RESTRICT sums) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
-  const Vector floor = hn::Set(d, eps);
+  const Vector eps = hn::Set(d, head.eps);
+  const Vector eps_active = hn::Set(d, head.eps_active);
   for (int64_t half = 0; half < NR; half += N) {
     Vector sum = hn::Zero(d);
     for (int64_t r = 0; r < n; ++r) {
-      const Vector relu = hn::Max(hn::LoadU(d, u + r * NR + half), hn::Zero(d));
-      const Vector value = hn::Mul(hn::Set(d, weight[r]), hn::Add(relu, floor));
+      const Vector value = hn::Mul(hn::Set(d, weight[r]),
+                                   signed_relu(hn::LoadU(d, u + r * NR + half), eps, eps_active));
       sum = hn::Add(sum, value);
       hn::StoreU(value, d, features + r * NR + half);
     }
@@ -98,6 +112,22 @@ inline HWY_NOINLINE void raise_stabilisers(const float* HWY_RESTRICT u, const fl
   }
 }
 
+/// Features of n keys on one panel, under stabilisers c that are raised where the keys ask for it;
+/// rescale(factor) is then called before the features are computed, for what c already scales.
+/// `sums` receives the features' column sums.
+template <class Rescale>
+HWY_INLINE void key_features(const HeadPlan& head, const float* u, const float* offset, int64_t n,
+                             float* c, float* features, float* sums, const Rescale& rescale) {
+  if (!head.positive) {
+    relu_keys(head, u, offset, n, features, sums);
+  } else if (!(positive_keys(u, offset, n, c, features, sums) <= kLazyRaise)) {
+    HWY_ALIGN float factor[kChunk];
+    raise_stabilisers(u, offset, n, c, factor);
+    rescale(static_cast<const float*>(factor));
+    positive_keys(u, offset, n, c, features, sums);
+  }
+}
+
 /// Scratch of the query side: logits, then features, of a chunk.
 struct QueryFeatures {
   Panels features;     ///< [C, M]
@@ -110,7 +140,7 @@ struct QueryFeatures {
     features = {layout.take(panel_floats(kChunk, M)), kChunk};
     denominator = layout.take(kChunk);
     top = layout.take(kChunk);
-    lanes = layout.take(kChunk * panel_width());
+    lanes = layout.take(kChunk * panel_width() / 2);
     shift = layout.take(num_panels(M) * panel_width());
   }
 };
@@ -123,7 +153,7 @@ HWY_NOINLINE void relu_queries(const HeadPlan& head, const Panels& tokens, int64
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
-  const Vector floor = hn::Set(d, head.eps);
+  const Vector eps = hn::Set(d, head.eps);
   std::fill_n(out.lanes, n * N, 0.0f);
   for (int64_t panel = 0; panel < num_panels(head.M); ++panel) {
     per_panel(panel);
@@ -133,8 +163,8 @@ HWY_NOINLINE void relu_queries(const HeadPlan& head, const Panels& tokens, int64
     const Vector z0 = hn::LoadU(d, z + panel * NR);
     const Vector z1 = hn::LoadU(d, z + panel * NR + N);
     for (int64_t r = 0; r < n; ++r) {
-      const Vector value0 = hn::Add(hn::Max(hn::LoadU(d, u + r * NR), hn::Zero(d)), floor);
-      const Vector value1 = hn::Add(hn::Max(hn::LoadU(d, u + r * NR + N), hn::Zero(d)), floor);
+      const Vector value0 = hn::Add(relu(hn::LoadU(d, u + r * NR)), eps);
+      const Vector value1 = hn::Add(relu(hn::LoadU(d, u + r * NR + N)), eps);
       hn::StoreU(value0, d, to + r * NR);
       hn::StoreU(value1, d, to + r * NR + N);
       const Vector sum = hn::MulAdd(value0, z0, hn::LoadU(d, out.lanes + r * N));
@@ -214,18 +244,23 @@ void query_features(const HeadPlan& head, const Panels& tokens, int64_t n, const
 }
 
 /// Divides n rows of sums by their denominators, writes them to the caller's rows, and keeps the
-/// normaliser: log2 of the denominator (positive) or the denominator. A denominator of 0 gives 0.
+/// normaliser: log2 of the denominator (positive) or the denominator. The first `without_keys` rows
+/// give 0, whatever the query holds, and so does a denominator of 0.
 inline HWY_NOINLINE void finish_rows(const HeadPlan& head, const QueryFeatures& features,
-                                     const Panels& sums, int64_t n, float* out, int64_t stride,
-                                     float* normalizer) {
+                                     const Panels& sums, int64_t n, int64_t without_keys,
+                                     float* out, int64_t stride, float* normalizer) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
-  HWY_ALIGN float inverse[kChunk];
-  HWY_ALIGN float kept[kChunk];
+  HWY_ALIGN float inverse[kChunk] = {};
+  HWY_ALIGN float kept[kChunk] = {};
+  std::fill_n(features.denominator, without_keys, 0.0f);
   for (int64_t r = 0; r < n; r += N) {
     const Vector denominator = hn::LoadU(d, features.denominator + r);
     const auto none = hn::Eq(denominator, hn::Zero(d));
-    hn::StoreU(hn::IfThenZeroElse(none, hn::Div(hn::Set(d, 1.0f), denominator)), d, inverse + r);
+    // The reciprocal of a denormal number overflows; the result must stay finite.
+    const Vector largest = hn::Set(d, std::numeric_limits<float>::max());
+    const Vector reciprocal = hn::Min(largest, hn::Div(hn::Set(d, 1.0f), denominator));
+    hn::StoreU(hn::IfThenZeroElse(none, reciprocal), d, inverse + r);
     if (normalizer != nullptr && head.positive) {
       const Vector log = hn::Add(hn::LoadU(d, features.top + r), hn::Log2(d, denominator));
       const Vector minus_infinity = hn::Set(d, -std::numeric_limits<float>::infinity());
@@ -236,6 +271,9 @@ inline HWY_NOINLINE void finish_rows(const HeadPlan& head, const QueryFeatures& 
     std::copy_n(head.positive ? kept : features.denominator, n, normalizer);
   }
   unpack_rows(sums, n, head.E, inverse, out, stride);
+  for (int64_t r = 0; r < without_keys; ++r) {
+    std::fill_n(out + r * stride, head.E, 0.0f);
+  }
 }
 
 /// Features of n packed queries on one panel, divided by their denominators. `normalizer` is what
@@ -250,7 +288,8 @@ inline HWY_NOINLINE void normalized_query_features(const HeadPlan& head,
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
-  const Vector floor = hn::Set(d, head.eps);
+  const Vector eps = hn::Set(d, head.eps);
+  const Vector eps_active = hn::Set(d, head.eps_active);
   for (int64_t half = 0; half < NR; half += N) {
     const Vector stabiliser = hn::LoadU(d, c + half);
     const auto valid =
@@ -258,9 +297,8 @@ inline HWY_NOINLINE void normalized_query_features(const HeadPlan& head,
     for (int64_t r = 0; r < n; ++r) {
       const Vector logit = hn::LoadU(d, u + r * NR + half);
       const Vector norm = hn::Set(d, normalizer[r]);
-      const Vector value = head.positive
-                               ? exp2(hn::Sub(hn::Add(logit, stabiliser), norm))
-                               : hn::Mul(hn::Add(hn::Max(logit, hn::Zero(d)), floor), norm);
+      const Vector value = head.positive ? exp2(hn::Sub(hn::Add(logit, stabiliser), norm))
+                                         : hn::Mul(signed_relu(logit, eps, eps_active), norm);
       hn::StoreU(hn::IfThenElseZero(valid, value), d, features + r * NR + half);
     }
   }

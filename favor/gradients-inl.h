@@ -52,7 +52,9 @@ struct QueryGradients {
         norm[r] = head.positive ? std::numeric_limits<float>::infinity() : 0.0f;
       } else {
         delta[r] = dot(g, out.row(b, h, i + r), head.E);
-        norm[r] = head.positive ? normalizer[i + r] : 1.0f / normalizer[i + r];
+        norm[r] = head.positive
+                      ? normalizer[i + r]
+                      : std::min(1.0f / normalizer[i + r], std::numeric_limits<float>::max());
       }
     }
     pack_rows(plan.q.row(b, h, i), plan.q.strides[2], n, head.D, head.token_scale, skip, tokens);
@@ -70,7 +72,7 @@ inline HWY_NOINLINE void query_logit_gradients(
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
-  const Vector floor = hn::Set(d, head.eps);
+  const Vector border = hn::Set(d, head.eps_border);
   for (int64_t half = 0; half < NR; half += N) {
     const Vector sums = hn::LoadU(d, z + half);
     Vector down = hn::LoadU(d, dz + half);
@@ -83,8 +85,8 @@ inline HWY_NOINLINE void query_logit_gradients(
         hn::StoreU(hn::Mul(feature, gradient), d, dfeatures + r * NR + half);
       } else {
         const Vector inverse = hn::Set(d, norm[r]);
-        const auto active = hn::Gt(feature, hn::Mul(floor, inverse));
-        hn::StoreU(hn::IfThenElseZero(active, hn::Mul(inverse, gradient)), d,
+        const auto inactive = hn::Le(feature, hn::Mul(border, inverse));
+        hn::StoreU(hn::IfThenZeroElse(inactive, hn::Mul(inverse, gradient)), d,
                    dfeatures + r * NR + half);
       }
     }
@@ -103,7 +105,7 @@ inline HWY_NOINLINE void key_logit_gradients(const HeadPlan& head,
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
-  const Vector floor = hn::Set(d, head.eps);
+  const Vector border = hn::Set(d, head.eps_border);
   for (int64_t r = 0; r < n; ++r) {
     Vector total = hn::LoadU(d, row_sums + r * N);
     for (int64_t half = 0; half < NR; half += N) {
@@ -115,8 +117,8 @@ inline HWY_NOINLINE void key_logit_gradients(const HeadPlan& head,
         result = hn::Mul(feature, gradient);
       } else {
         const Vector weight = hn::Set(d, offset[r]);
-        const auto active = hn::Gt(feature, hn::Mul(floor, weight));
-        result = hn::IfThenElseZero(active, hn::Mul(weight, gradient));
+        const auto inactive = hn::Le(feature, hn::Mul(border, weight));
+        result = hn::IfThenZeroElse(inactive, hn::Mul(weight, gradient));
       }
       total = hn::Add(total, result);
       hn::StoreU(result, d, dfeatures + r * NR + half);

@@ -8,6 +8,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -40,11 +41,21 @@ void pause() {
 #endif
 }
 
-// Runs tasks inline; whatever they call in turn stays in this thread.
+// While it lives, whatever this thread calls stays in this thread.
+class InsideTask {
+ public:
+  InsideTask() : outer_(std::exchange(inside_task, true)) {}
+  ~InsideTask() { inside_task = outer_; }
+  InsideTask(const InsideTask&) = delete;
+  InsideTask& operator=(const InsideTask&) = delete;
+
+ private:
+  bool outer_;
+};
+
 void run_inline(int64_t num_tasks, const Body& body) {
-  const bool outer = std::exchange(inside_task, true);
+  const InsideTask inside;
   for (int64_t i = 0; i < num_tasks; ++i) body(i);
-  inside_task = outer;
 }
 
 class Pool {
@@ -89,17 +100,23 @@ class Pool {
         inside_.wait(inside);
       }
     }
+    if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
   }
 
  private:
+  // Stops at an exception, which is kept if it is the first; other threads finish their tasks.
   void claim_tasks() {
-    const bool outer = std::exchange(inside_task, true);
-    while (true) {
-      const int64_t i = next_.fetch_add(1, std::memory_order_relaxed);
-      if (i >= num_tasks_) break;
-      (*body_)(i);
+    const InsideTask inside;
+    try {
+      while (true) {
+        const int64_t i = next_.fetch_add(1, std::memory_order_relaxed);
+        if (i >= num_tasks_) break;
+        (*body_)(i);
+      }
+    } catch (...) {
+      const std::lock_guard<std::mutex> lock(error_mutex_);
+      if (!error_) error_ = std::current_exception();
     }
-    inside_task = outer;
   }
 
   void work() {
@@ -117,6 +134,8 @@ class Pool {
 
   std::vector<std::thread> workers_;
   std::mutex busy_;
+  std::mutex error_mutex_;
+  std::exception_ptr error_;
   const Body* body_ = nullptr;
   int64_t num_tasks_ = 0;
   std::atomic<int64_t> next_{0};
@@ -190,9 +209,8 @@ void parallel_for(int64_t num_tasks, const std::function<void(int64_t)>& body) {
     return;
   }
   replacement(num_tasks, [&body](int64_t i) {
-    const bool outer = std::exchange(inside_task, true);
+    const InsideTask inside;
     body(i);
-    inside_task = outer;
   });
 }
 

@@ -10,7 +10,8 @@
 namespace favor {
 
 /// Runs body(0) ... body(num_tasks - 1), each once, in any order and on any thread; returns when
-/// all are done. `body` does not throw.
+/// all are done. If tasks throw, some tasks may be left out, and the first exception is rethrown
+/// when every thread has come back.
 using ParallelFor =
     std::function<void(int64_t num_tasks, const std::function<void(int64_t)>& body)>;
 

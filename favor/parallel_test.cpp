@@ -146,5 +146,29 @@ TEST_F(ParallelDeathTest, ReadsTheEnvironment) {
   }
 }
 
+TEST(ParallelFor, PassesOnTheFirstExceptionAndGoesOnWorking) {
+  set_num_threads(3);
+  for (int round = 0; round < 20; ++round) {
+    EXPECT_THROW(parallel_for(100,
+                              [](int64_t i) {
+                                if (i % 7 == 3) throw Error("task failed");
+                              }),
+                 Error);
+  }
+  std::atomic<int64_t> done{0};
+  std::atomic<int> elsewhere{0};
+  const std::thread::id caller = std::this_thread::get_id();
+  // Tasks long enough that another thread gets some.
+  parallel_for(60, [&](int64_t) {
+    done.fetch_add(1);
+    if (std::this_thread::get_id() != caller) elsewhere.fetch_add(1);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  });
+  EXPECT_EQ(done.load(), 60);
+  EXPECT_GT(elsewhere.load(), 0);
+  set_num_threads(1);
+  EXPECT_THROW(parallel_for(3, [](int64_t) { throw Error("task failed"); }), Error);
+}
+
 }  // namespace
 }  // namespace favor

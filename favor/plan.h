@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "favor/attention.h"
+#include "hwy/aligned_allocator.h"
 
 namespace favor {
 
@@ -36,6 +37,14 @@ struct Plan {
   const uint8_t* mask_row(int64_t b) const {
     return key_padding_mask ? key_padding_mask + b * S : nullptr;
   }
+  /// The first of the keys [begin, end) of batch item b that is not masked; end if there is none.
+  int64_t first_allowed_key(int64_t b, int64_t begin, int64_t end) const {
+    const uint8_t* mask = mask_row(b);
+    while (mask != nullptr && begin < end && mask[begin] != 0) {
+      ++begin;
+    }
+    return begin;
+  }
 };
 
 /// Item `index` of a plan, in the order batch, head, segment.
@@ -58,12 +67,15 @@ inline int64_t saved_state_slot(const Segment& segment, int64_t t) {
   return (segment.q_begin + t) / kStateInterval - 1;
 }
 
+/// Aligned memory for kernels. Throws std::bad_alloc.
+hwy::AlignedFreeUniquePtr<float[]> allocate_floats(int64_t floats);
+
 /// Scratch of the calling thread, at least `floats` long and aligned for any vector. Kept for the
 /// thread's lifetime, so that repeated calls cause no page faults; the next call from the same
 /// thread hands out the same memory.
 float* thread_scratch(int64_t floats);
 
-/// Tests: fill scratch with NaN each time it is handed out.
+/// Tests: fill scratch and allocated memory with NaN each time it is handed out.
 void set_poison_scratch(bool poison);
 
 /// Hands out consecutive aligned pieces of one thread_scratch, measured first (base null), then

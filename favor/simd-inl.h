@@ -26,7 +26,8 @@ namespace favor {
 namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
-using FloatTag = hn::ScalableTag<float>;
+// At most 32 lanes, so that a panel is never wider than a chunk of tokens.
+using FloatTag = hn::CappedTag<float, 32>;
 using Vector = hn::Vec<FloatTag>;
 
 /// Columns of a panel: two vectors.
@@ -52,12 +53,12 @@ inline constexpr int kTileRows = 8;
 inline constexpr int kTileRows = 6;
 #endif
 
-/// 2^x with relative error below 3e-7 for x in [-126, 127]; 0 for smaller x, -inf included. The
-/// polynomial is a minimax fit of 2^f on [-1/2, 1/2] with value 1 at 0.
+/// 2^x with relative error below 3e-7 for x in [-126, 127]; 0 for smaller x, -inf included; NaN for
+/// NaN. The polynomial is a minimax fit of 2^f on [-1/2, 1/2] with value 1 at 0.
 HWY_INLINE Vector exp2(Vector x) {
   const FloatTag d;
   const hn::RebindToSigned<FloatTag> di;
-  const auto in_range = hn::Ge(x, hn::Set(d, -126.0f));
+  const auto below = hn::Lt(x, hn::Set(d, -126.0f));
   // Adding 1.5 * 2^23 rounds x to an integer, which then stands in the low bits.
   const Vector magic = hn::Set(d, 12582912.0f);
   const Vector shifted = hn::Add(x, magic);
@@ -69,7 +70,7 @@ HWY_INLINE Vector exp2(Vector x) {
   p = hn::MulAdd(p, f, hn::Set(d, 0x1.62e42ap-1f));
   p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
   const auto exponent = hn::ShiftLeft<23>(hn::BitCast(di, shifted));
-  return hn::IfThenElseZero(in_range, hn::BitCast(d, hn::Add(hn::BitCast(di, p), exponent)));
+  return hn::IfThenZeroElse(below, hn::BitCast(d, hn::Add(hn::BitCast(di, p), exponent)));
 }
 
 #define FAVOR_FOR_EACH_ROW(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)

@@ -31,7 +31,7 @@ namespace HWY_NAMESPACE {
 inline constexpr int64_t kChunk = 64;
 
 /// Stabiliser of a feature that has seen no key. Finite, so that differences are never NaN, and
-/// below every reachable logit.
+/// below every logit of a key whose norm is below 1e14.
 inline constexpr float kNoKey = -1e30f;
 
 /// One head's constants and its random matrix, packed for the products.
@@ -43,6 +43,9 @@ struct HeadPlan {
   float half_norm;      ///< h = half_norm |k|^2, the positive map's -|x|^2/2 in base 2
   float norm_gradient;  ///< dk -= norm_gradient * k * (sum of the key's logit gradients)
   float eps;
+  // Where the backward pass tells relu's active side from the other: features of u <= 0 are eps,
+  // those of u > 0 at least eps_active, with eps_border between.
+  float eps_border, eps_active;
   int64_t D, E, M;
   Panels columns;  ///< [D, M] right operand of the projection
   Panels rows;     ///< [M, D] right operand of the gradients, left operand of transposed logits
@@ -52,6 +55,9 @@ struct HeadPlan {
 /// is set become zeros without being read. Columns up to the panel border become zeros.
 inline HWY_NOINLINE void pack_rows(const float* from, int64_t stride, int64_t n, int64_t cols,
                                    float multiplier, const uint8_t* skip, const Panels& to) {
+  if (n == 0) {
+    return;
+  }
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
@@ -143,21 +149,42 @@ inline HWY_NOINLINE float dot(const float* HWY_RESTRICT a, const float* HWY_REST
   return total;
 }
 
-/// Per key: h of the positive map (infinite for a skipped key), or the weight 1 (0 if skipped).
-inline HWY_NOINLINE void key_offsets(const HeadPlan& head, const float* k, int64_t stride,
-                                     int64_t n, const uint8_t* skip, float* HWY_RESTRICT offset) {
-  for (int64_t r = 0; r < n; ++r) {
-    const bool skipped = skip != nullptr && skip[r] != 0;
-    if (!head.positive) {
-      offset[r] = skipped ? 0.0f : 1.0f;
-    } else if (skipped) {
-      offset[r] = std::numeric_limits<float>::infinity();
-    } else {
-      const float* row = k + r * stride;
-      offset[r] = head.half_norm * dot(row, row, head.D);
+/// A chunk of packed keys and values.
+struct KeyChunk {
+  Panels tokens;  ///< [C, D]
+  Panels values;  ///< [C, E]
+  float* offset;  ///< [C] h of the positive map, infinite for a masked key; else weight 1 or 0
+
+  void place(ScratchLayout& layout, const HeadPlan& head) {
+    tokens = {layout.take(panel_floats(kChunk, head.D)), kChunk};
+    values = {layout.take(panel_floats(kChunk, head.E)), kChunk};
+    offset = layout.take(kChunk);
+  }
+
+  /// Reads n keys from key j of the batch item on. Masked ones become zeros without being read.
+  HWY_NOINLINE void load(const Plan<float>& plan, const HeadPlan& head, const Item& item, int64_t j,
+                         int64_t n) const {
+    if (n == 0) {
+      return;
+    }
+    const uint8_t* skip = plan.mask_row(item.b);
+    skip = skip == nullptr ? nullptr : skip + j;
+    const int64_t stride = plan.k.strides[2];
+    const float* k = plan.k.row(item.b, item.h, j);
+    pack_rows(k, stride, n, head.D, head.token_scale, skip, tokens);
+    pack_rows(plan.v.row(item.b, item.h, j), plan.v.strides[2], n, head.E, 1.0f, skip, values);
+    for (int64_t r = 0; r < n; ++r) {
+      const bool skipped = skip != nullptr && skip[r] != 0;
+      if (!head.positive) {
+        offset[r] = skipped ? 0.0f : 1.0f;
+      } else if (skipped) {
+        offset[r] = std::numeric_limits<float>::infinity();
+      } else {
+        offset[r] = head.half_norm * dot(k + r * stride, k + r * stride, head.D);
+      }
     }
   }
-}
+};
 
 /// Logits of n packed tokens for the features of one panel, [n, NR]: in `buffer`, or where the
 /// tokens lie if there is no projection.
@@ -189,6 +216,8 @@ class HeadPlans {
     head.half_norm = static_cast<float>(0.5 * plan.scale * log2e);
     head.norm_gradient = static_cast<float>(plan.scale);
     head.eps = static_cast<float>(plan.eps);
+    head.eps_border = static_cast<float>(plan.eps * (1 + 0x1p-21));
+    head.eps_active = static_cast<float>(plan.eps * (1 + 0x1p-20));
     if (head.identity) {
       heads_.push_back(head);
       return;
