@@ -17,6 +17,7 @@ using test::Judge;
 using test::MaskKind;
 using test::Passes;
 using test::Problem;
+using test::ProjectionUse;
 using test::Results;
 
 // A causal forward pass over tokens [begin, end) of a problem.
@@ -89,58 +90,70 @@ void expect_same(const std::vector<float>& a, const std::vector<float>& b, const
   }
 }
 
-TEST(Causal, WholeIsSplitIsStepped) {
+std::vector<Case> stream_cases() {
+  std::vector<Case> cases;
+  const auto add = [&](FeatureMapKind map, ProjectionUse projection, MaskKind mask, double norm) {
+    Case c;
+    c.causal = true;
+    c.feature_map = map;
+    c.projection = projection;
+    c.mask = mask;
+    c.norm = norm;
+    c.B = 2;
+    c.L = c.S = 130;
+    c.D = 17;
+    c.E = 5;
+    c.M = projection == ProjectionUse::kNone ? c.D : 37;
+    cases.push_back(c);
+  };
   for (const auto map : {FeatureMapKind::kPositive, FeatureMapKind::kRelu}) {
     for (const auto mask : {MaskKind::kNone, MaskKind::kLeft, MaskKind::kItem}) {
-      for (const double norm : {0.5, 1.0, 4.0}) {
-        Case c;
-        c.causal = true;
-        c.feature_map = map;
-        c.mask = mask;
-        c.norm = norm;
-        c.B = 2;
-        c.L = c.S = 130;
-        c.D = 17;
-        c.E = 5;
-        c.M = 37;
-        SCOPED_TRACE(c.name());
-        const Problem p = test::make_problem(c);
-        test::for_each_isa([&](const char* isa) {
-          SCOPED_TRACE(isa);
-          DecodeState whole_state;
-          const std::vector<float> whole = run_part(p, 0, c.L, nullptr, &whole_state);
-          EXPECT_EQ(whole_state.position, c.L);
-          for (const int64_t cut : {0, 1, 64, 77, 130}) {
-            DecodeState state, end_state;
-            const auto first = run_part(p, 0, cut, nullptr, &state);
-            EXPECT_EQ(state.position, cut);
-            const auto second = run_part(p, cut, c.L, &state, &end_state);
-            expect_same(rows(c, whole, 0, cut), first, "before the cut");
-            expect_same(rows(c, whole, cut, c.L), second, "after the cut");
-            // The state is a value: running on from it left it as it was.
-            DecodeState again = state;
-            expect_same(rows(c, whole, cut, c.L), run_steps(p, again, cut, c.L), "steps");
-            EXPECT_EQ(again.position, c.L);
-            DecodeState in_place = state;
-            const auto third = run_part(p, cut, c.L, &in_place, &in_place);
-            EXPECT_EQ(second, third) << "the final state may replace the initial one";
-            EXPECT_EQ(in_place.S, end_state.S);
-          }
-          DecodeState state(c.B, c.H, c.M, c.E);
-          expect_same(whole, run_steps(p, state, 0, c.L), "steps from nothing");
-          // The two states stand for the same sums, whatever stabilisers they hold them at.
-          for (size_t i = 0; i < state.z.size(); ++i) {
-            if (whole_state.z[i] == 0 || state.z[i] == 0) {
-              ASSERT_EQ(whole_state.z[i], state.z[i]);
-              continue;
-            }
-            ASSERT_NEAR(whole_state.c[i] + std::log(whole_state.z[i]),
-                        state.c[i] + std::log(state.z[i]), 1e-4)
-                << "feature " << i;
-          }
-        });
-      }
+      for (const double norm : {0.5, 1.0, 4.0}) add(map, ProjectionUse::kShared, mask, norm);
     }
+    add(map, ProjectionUse::kPerHead, MaskKind::kRandom, 1);
+  }
+  add(FeatureMapKind::kRelu, ProjectionUse::kNone, MaskKind::kRandom, 1);
+  return cases;
+}
+
+TEST(Causal, WholeIsSplitIsStepped) {
+  for (const Case& c : stream_cases()) {
+    SCOPED_TRACE(c.name());
+    const Problem p = test::make_problem(c);
+    test::for_each_isa([&](const char* isa) {
+      SCOPED_TRACE(isa);
+      DecodeState whole_state;
+      const std::vector<float> whole = run_part(p, 0, c.L, nullptr, &whole_state);
+      EXPECT_EQ(whole_state.position, c.L);
+      for (const int64_t cut : {0, 1, 64, 77, 130}) {
+        DecodeState state, end_state;
+        const auto first = run_part(p, 0, cut, nullptr, &state);
+        EXPECT_EQ(state.position, cut);
+        const auto second = run_part(p, cut, c.L, &state, &end_state);
+        expect_same(rows(c, whole, 0, cut), first, "before the cut");
+        expect_same(rows(c, whole, cut, c.L), second, "after the cut");
+        // The state is a value: running on from it left it as it was.
+        DecodeState again = state;
+        expect_same(rows(c, whole, cut, c.L), run_steps(p, again, cut, c.L), "steps");
+        EXPECT_EQ(again.position, c.L);
+        DecodeState in_place = state;
+        const auto third = run_part(p, cut, c.L, &in_place, &in_place);
+        EXPECT_EQ(second, third) << "the final state may replace the initial one";
+        EXPECT_EQ(in_place.S, end_state.S);
+      }
+      DecodeState state(c.B, c.H, c.M, c.E);
+      expect_same(whole, run_steps(p, state, 0, c.L), "steps from nothing");
+      // The two states stand for the same sums, whatever stabilisers they hold them at.
+      for (size_t i = 0; i < state.z.size(); ++i) {
+        if (whole_state.z[i] == 0 || state.z[i] == 0) {
+          ASSERT_EQ(whole_state.z[i], state.z[i]);
+          continue;
+        }
+        ASSERT_NEAR(whole_state.c[i] + std::log(whole_state.z[i]),
+                    state.c[i] + std::log(state.z[i]), 1e-4)
+            << "feature " << i;
+      }
+    });
   }
 }
 

@@ -245,6 +245,13 @@ TEST(Errors, States) {
             "causal_forward: initial has 24, 143, 24 elements in c, S, z, expected 24, 144, 24");
   EXPECT_EQ(error_of([] { DecodeState(1, -2, 3, 4); }),
             "DecodeState: B, H, M, E are 1, -2, 3, 4, expected no negative size");
+  const int64_t huge = int64_t{1} << 32;
+  EXPECT_EQ(error_of([&] { DecodeState(huge, huge, 1, 1); }),
+            "DecodeState: the product of the sizes overflows 64 bits, expected less than 2^63 "
+            "elements");
+  EXPECT_EQ(error_of([&] { saved_state_size(huge, 1, huge, huge, 1, true, 1); }),
+            "saved_state_size: the product of the sizes overflows 64 bits, expected less than 2^63 "
+            "elements");
 }
 
 TEST(Errors, DecodeStep) {
