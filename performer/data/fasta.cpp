@@ -254,12 +254,17 @@ struct FastaReader::Parts {
   }
 
   // Checks while it appends, so that a binary file fails at once instead of filling the memory.
+  // Headers are free text in whatever encoding; only control characters are refused there.
   void append(std::string& line, std::string_view piece) const {
+    if (piece.empty()) return;
+    const bool header_line = (line.empty() ? piece : std::string_view(line)).front() == '>';
+    // The first line is judged once it is complete: a byte order mark may stand before its '>'.
+    const bool any_encoding = header_line || line_number == 1;
     for (const char c : piece) {
       const auto byte = static_cast<unsigned char>(c);
-      const bool text = (byte >= 0x20 && byte < 0x7f) || c == '\t' || c == '\r';
-      const bool bom = line_number == 1 && byte >= 0x80;  // judged once the line is complete
-      if (!text && !bom) fail(line_number, shown(c), " is not ASCII text");
+      const bool ascii = (byte >= 0x20 && byte < 0x7f) || c == '\t' || c == '\r';
+      if (ascii || (any_encoding && byte >= 0x80)) continue;
+      fail(line_number, shown(c), header_line ? " is not text" : " is not ASCII text");
     }
     line += piece;
   }
@@ -286,6 +291,7 @@ struct FastaReader::Parts {
     if (line_number == 1) {
       if (line.starts_with("\xef\xbb\xbf")) line.erase(0, 3);
       for (const char c : line) {
+        if (line[0] == '>') break;
         if (static_cast<unsigned char>(c) >= 0x80) fail(1, shown(c), " is not ASCII text");
       }
     }

@@ -41,8 +41,9 @@ std::string clean_residues(std::string_view text, FastaCounts& counts);
 
 /// Reads records one after another. Memory: one record and fixed buffers. All errors of the input
 /// are std::runtime_error reading `file:line: ...` (`file: ...` where there is no line): unreadable
-/// or empty file, data before the first `>`, bytes that are not text, characters without meaning in
-/// a sequence, damaged or cut gzip data.
+/// or empty file, data before the first `>`, control characters, bytes outside ASCII in sequence
+/// lines (headers may hold any encoding), characters without meaning in a sequence, damaged or cut
+/// gzip data.
 class FastaReader {
  public:
   /// `path` names a file, `-` standard input. gzip (any number of members) is recognised by its

@@ -110,6 +110,24 @@ TEST(FastaReader, NeedsNoNewlineAtTheEndAndAllowsAByteOrderMark) {
   EXPECT_EQ(records[0].sequence, "AC");
 }
 
+TEST(FastaReader, AllowsAnyEncodingInHeadersAlone) {
+  const TemporaryFolder folder;
+  const std::string greek = "sp|P37840 \xce\xb1-synuclein";
+  const std::string latin = "\xe9\x80";                         // not UTF-8
+  const std::string longer = std::string(65'530, 'h') + greek;  // across a buffer's end
+  const auto records = read_all(folder.write(
+      "a", "\xef\xbb\xbf>" + greek + "\nAC\n>" + latin + "\nDE\n>" + longer + "\nFG\n"));
+  ASSERT_EQ(records.size(), 3u);
+  EXPECT_EQ(records[0].header, greek);
+  EXPECT_EQ(records[0].name, "sp|P37840");
+  EXPECT_EQ(records[0].sequence, "AC");
+  EXPECT_EQ(records[1].name, latin);
+  EXPECT_EQ(records[2].header, longer);
+  EXPECT_EQ(records[2].sequence, "FG");
+  EXPECT_EQ(error_of(folder.write("b", ">" + greek + "\nAC\n\xce\xb1\n")),
+            folder.file("b") + ":3: byte 0xce is not ASCII text");
+}
+
 TEST(FastaReader, ReadsLongLinesAcrossItsBuffers) {
   const TemporaryFolder folder;
   const std::string sequence(300'001, 'W');
@@ -176,6 +194,8 @@ TEST(FastaReader, NamesFileAndLineOfBadInput) {
   EXPECT_EQ(error_in(">a\nAC\nAC\x1b\n"), ":3: byte 0x1b is not ASCII text");
   EXPECT_EQ(error_in(">a\n\nA\xc3\xa9\n"), ":3: byte 0xc3 is not ASCII text");
   EXPECT_EQ(error_in("\xc3\xa9>a\nAC\n"), ":1: byte 0xc3 is not ASCII text");
+  EXPECT_EQ(error_in(">a\x1b[31m\nAC\n"), ":1: byte 0x1b is not text");
+  EXPECT_EQ(error_in(">a\nAC\n>b\x7f\nAC\n"), ":3: byte 0x7f is not text");
   EXPECT_EQ(error_in(">a\rACD\r>b\rACD"), ":1: carriage return inside a line");
   EXPECT_EQ(error_in(""), ": holds no record, expected '>' lines");
   EXPECT_EQ(error_in(" \n\r\n\n"), ": holds no record, expected '>' lines");
