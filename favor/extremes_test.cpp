@@ -173,34 +173,53 @@ TEST(Extremes, NormsUpToAThousandStayFinite) {
 
 // All keys equal, values 1 in the first half and 0 after: a float sum over tokens that loses small
 // terms would drift from the exact average.
+Problem constant_problem(bool causal, int64_t length) {
+  Case c;
+  c.causal = causal;
+  c.H = 1;
+  c.L = c.S = length;
+  c.D = 8;
+  c.E = 1;
+  c.M = 16;
+  Problem p = test::make_problem(c);
+  for (int64_t t = 0; t < length; ++t) {
+    std::copy_n(p.k.begin(), c.D, p.k.begin() + t * c.D);
+    p.v[t] = t < length / 2 ? 1 : 0;
+  }
+  return p;
+}
+
+void expect_exact_average(const Problem& p, bool causal, int64_t length) {
+  const Results<float> r = test::run_kernel(p, Passes::kForward);
+  for (int64_t t = 0; t < length; ++t) {
+    const double expected =
+        causal ? static_cast<double>(std::min(t + 1, length / 2)) / static_cast<double>(t + 1)
+               : 0.5;
+    ASSERT_NEAR(r.out[t], expected, 1e-3) << "row " << t;
+  }
+}
+
 TEST(Extremes, LongConstantSequencesKeepTheirAverage) {
+  constexpr int64_t kLength = 65536;
   for (const bool causal : {false, true}) {
-    Case c;
-    c.causal = causal;
-    c.H = 1;
-    c.L = c.S = 65536;
-    c.D = 8;
-    c.E = 1;
-    c.M = 16;
-    Problem p = test::make_problem(c);
-    for (int64_t t = 0; t < c.L; ++t) {
-      std::copy_n(p.k.begin(), c.D, p.k.begin() + t * c.D);
-      p.v[t] = t < c.L / 2 ? 1 : 0;
-    }
+    const Problem p = constant_problem(causal, kLength);
     test::for_each_isa([&](const char* isa) {
       SCOPED_TRACE(isa);
       for (const int threads : {1, 2}) {
         set_num_threads(threads);
-        const Results<float> r = test::run_kernel(p, Passes::kForward);
-        for (int64_t t = 0; t < c.L; ++t) {
-          const double expected =
-              causal ? static_cast<double>(std::min(t + 1, c.L / 2)) / static_cast<double>(t + 1)
-                     : 0.5;
-          ASSERT_NEAR(r.out[t], expected, 1e-3) << "row " << t;
-        }
+        expect_exact_average(p, causal, kLength);
       }
       set_num_threads(1);
     });
+  }
+}
+
+// Longer, and not a multiple of any block; on the instruction set in use alone, for time.
+TEST(Extremes, TwoHundredThousandConstantTokensKeepTheirAverage) {
+  constexpr int64_t kLength = 200'001;
+  for (const bool causal : {false, true}) {
+    SCOPED_TRACE(causal ? "causal" : "bidirectional");
+    expect_exact_average(constant_problem(causal, kLength), causal, kLength);
   }
 }
 
