@@ -47,6 +47,27 @@ struct LanguageModelImpl::Parts {
     const int64_t streams = is_favor ? state.layers[0].B : state.keys[0].size(0);
     FAVOR_CHECK(streams == tokens.size(0), "decode: tokens has shape ", tokens.sizes(),
                 ", expected ", streams, " rows (as the state)");
+    // Every layer, before the first of them moves on: an error leaves the stream as it was.
+    const int64_t H = config.num_heads, D = config.head_dim();
+    const AttentionOptions& attention = config.attention;
+    for (size_t i = 0; i < count; ++i) {
+      if (!is_favor) {
+        const std::vector<int64_t> expected = {tokens.size(0), H, state.position, D};
+        FAVOR_CHECK(state.keys[i].sizes() == expected && state.values[i].sizes() == expected,
+                    "decode: layer ", i, " of the state holds keys ", state.keys[i].sizes(),
+                    ", expected ", at::IntArrayRef(expected),
+                    " (streams, heads, position, head dim)");
+        continue;
+      }
+      const favor::DecodeState& layer = state.layers[i];
+      const int64_t M = attention.use_projection ? attention.num_features : D;
+      FAVOR_CHECK(layer.B == tokens.size(0) && layer.H == H && layer.M == M && layer.E == D &&
+                      layer.position == state.position &&
+                      std::ssize(layer.S) == layer.B * H * M * D,
+                  "decode: layer ", i, " of the state has B, H, M, E = ", layer.B, ", ", layer.H,
+                  ", ", layer.M, ", ", layer.E, " at position ", layer.position, ", expected ",
+                  tokens.size(0), ", ", H, ", ", M, ", ", D, " at position ", state.position);
+    }
   }
 };
 

@@ -38,7 +38,8 @@ class LanguageModelImpl : public torch::nn::Module {
   torch::Tensor hidden(const torch::Tensor& tokens, const torch::Tensor& key_padding_mask = {});
 
   /// Causal only. Absorbs tokens [B, T] (T >= 1) and returns the logits [B, vocab] that follow the
-  /// last of them. Equals the last row of forward over the whole stream, in O(T) time.
+  /// last of them. Equals the last row of forward over the whole stream, in O(T) time. Tokens or a
+  /// state that do not fit the model throw favor::Error and leave the state as it was.
   torch::Tensor decode(const torch::Tensor& tokens, DecoderState& state);
 
   /// Draws the random matrices of redraw index `index`. Weights and torch's generator stay.

@@ -263,6 +263,20 @@ TEST(LanguageModel, ErrorsNameArgumentAndExpectation) {
   EXPECT_EQ(state.position, 60);
   EXPECT_EQ(error_of([&] { model->decode(random_tokens(3, 1), state); }),
             "decode: tokens has shape [3, 1], expected 2 rows (as the state)");
+  // A state of another model is refused before any of its layers moves on.
+  ModelConfig other_config = small_config();
+  other_config.num_heads *= 2;
+  LanguageModel other(other_config);
+  const DecoderState before = state;
+  EXPECT_NE(error_of([&] {
+              other->decode(random_tokens(2, 1), state);
+            }).find("decode: layer 0 of the state has B, H, M, E = 2, "),
+            std::string::npos);
+  EXPECT_EQ(state.position, before.position);
+  for (size_t i = 0; i < before.layers.size(); ++i) {
+    EXPECT_EQ(state.layers[i].S, before.layers[i].S);
+  }
+  model->decode(random_tokens(2, 1), state);
   EXPECT_EQ(error_of([&] { model->decode(random_tokens(2, 0), state); }),
             "decode: tokens has shape [2, 0], expected [B, T] with T >= 1");
   config.attention.method = AttentionMethod::kExact;
