@@ -204,8 +204,8 @@ FastaCounts& FastaCounts::operator+=(const FastaCounts& other) {
   return *this;
 }
 
-std::string FastaCounts::summary() const {
-  std::string text = favor::message(records, " records, ", residues, " residues");
+std::string FastaCounts::changes() const {
+  std::string text;
   const std::pair<int64_t, const char*> changes[] = {{empty_records, "empty records"},
                                                      {lowercased, "lower-case letters raised"},
                                                      {gaps, "gaps removed"},
@@ -214,9 +214,15 @@ std::string FastaCounts::summary() const {
                                                      {unknown, "unknown letters (J) made X"},
                                                      {numbering, "digits and blanks removed"}};
   for (const auto& [count, what] : changes) {
-    if (count > 0) text += favor::message(", ", count, " ", what);
+    if (count > 0) text += favor::message(text.empty() ? "" : ", ", count, " ", what);
   }
   return text;
+}
+
+std::string FastaCounts::summary() const {
+  const std::string changed = changes();
+  return favor::message(records, " records, ", residues, " residues", changed.empty() ? "" : ", ",
+                        changed);
 }
 
 std::string clean_residues(std::string_view text, FastaCounts& counts) {
@@ -257,14 +263,14 @@ struct FastaReader::Parts {
   // Headers are free text in whatever encoding; only control characters are refused there.
   void append(std::string& line, std::string_view piece) const {
     if (piece.empty()) return;
-    const bool header_line = (line.empty() ? piece : std::string_view(line)).front() == '>';
+    const bool in_header = (line.empty() ? piece : std::string_view(line)).front() == '>';
     // The first line is judged once it is complete: a byte order mark may stand before its '>'.
-    const bool any_encoding = header_line || line_number == 1;
+    const bool any_encoding = in_header || line_number == 1;
     for (const char c : piece) {
       const auto byte = static_cast<unsigned char>(c);
       const bool ascii = (byte >= 0x20 && byte < 0x7f) || c == '\t' || c == '\r';
       if (ascii || (any_encoding && byte >= 0x80)) continue;
-      fail(line_number, shown(c), header_line ? " is not text" : " is not ASCII text");
+      fail(line_number, shown(c), in_header ? " is not text" : " is not ASCII text");
     }
     line += piece;
   }

@@ -24,6 +24,8 @@ struct FastaCounts {
   int64_t numbering = 0;       ///< digits, blanks and tabs removed from sequence lines
 
   FastaCounts& operator+=(const FastaCounts& other);
+  /// Every change that occurred, separated by commas; empty when there was none.
+  std::string changes() const;
   /// One line without a newline: records, residues, and every change that occurred.
   std::string summary() const;
 };

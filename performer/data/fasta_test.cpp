@@ -256,7 +256,13 @@ TEST(FastaReader, SurvivesEveryByteFlipOfAGzipFile) {
 
 TEST(CleanResidues, NormalisesLikeTheReader) {
   FastaCounts counts;
+  EXPECT_EQ(clean_residues("MKT", counts), "MKT");
+  EXPECT_EQ(counts.changes(), "");
+  counts = {};
   EXPECT_EQ(clean_residues("mk-tJ *a*", counts), "MKTXA");
+  EXPECT_EQ(counts.changes(),
+            "4 lower-case letters raised, 1 gaps removed, 1 trailing stops removed, 1 interior "
+            "stops removed, 1 unknown letters (J) made X, 1 digits and blanks removed");
   EXPECT_EQ(counts.residues, 5);
   EXPECT_EQ(counts.interior_stops, 1);
   EXPECT_EQ(counts.trailing_stops, 1);
