@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <stdexcept>
 
 #include "favor/check.h"
 
@@ -32,7 +33,13 @@ int64_t sample_token(std::span<const float> logits, const SamplingOptions& optio
                      int64_t num_letters, int64_t end, favor::RandomStream& random) {
   std::vector<Candidate> candidates;
   for (int64_t id = 0; id < std::ssize(logits); ++id) {
-    if (id < num_letters || id == end) candidates.push_back({id, logits[id]});
+    if (id >= num_letters && id != end) continue;
+    if (!std::isfinite(logits[id])) {
+      throw std::runtime_error(favor::message("generate: logit of token ", id, " is ", logits[id],
+                                              ", expected a finite number (the model's weights "
+                                              "are damaged or its training diverged)"));
+    }
+    candidates.push_back({id, logits[id]});
   }
   std::stable_sort(candidates.begin(), candidates.end(),
                    [](const Candidate& a, const Candidate& b) { return a.weight > b.weight; });

@@ -32,6 +32,7 @@ struct GeneratedSequence {
 
 /// Draws one id from softmax(logits / temperature) restricted by top_k, top_p and to ids below
 /// `num_letters` or equal to `end`. Ties are broken towards the smaller id. O(V log V).
+/// Throws std::runtime_error when a logit of an allowed id is NaN or infinite.
 int64_t sample_token(std::span<const float> logits, const SamplingOptions& options,
                      int64_t num_letters, int64_t end, favor::RandomStream& random);
 

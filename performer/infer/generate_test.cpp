@@ -76,6 +76,43 @@ TEST(SampleToken, TopKAndTopPKeepTheMostProbable) {
   EXPECT_EQ(draw(logits, options, 100).begin()->first, 1);
 }
 
+TEST(SampleToken, RefusesLogitsThatAreNotFinite) {
+  const auto text = [](const std::vector<float>& logits) -> std::string {
+    try {
+      draw(logits, {}, 1);
+    } catch (const std::runtime_error& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  for (const int64_t id : {int64_t{0}, int64_t{7}, kEnd}) {
+    for (const float bad : {std::nanf(""), INFINITY, -INFINITY}) {
+      std::vector<float> logits(29, 0.0f);
+      logits[id] = bad;
+      EXPECT_NE(text(logits).find("logit of token " + std::to_string(id) + " is "),
+                std::string::npos)
+          << text(logits);
+    }
+  }
+  // Tokens that are never emitted may hold anything.
+  std::vector<float> logits(29, 0.0f);
+  logits[kEnd + 1] = std::nanf("");
+  EXPECT_EQ(text(logits), "no error");
+}
+
+TEST(Generate, DamagedWeightsAreAnErrorNotASequence) {
+  LanguageModel model(tiny());
+  {
+    torch::NoGradGuard no_grad;
+    for (torch::Tensor& parameter : model->parameters()) parameter.fill_(NAN);
+  }
+  const Tokenizer tokenizer = Tokenizer::protein();
+  SamplingOptions options;
+  options.max_length = 10;
+  EXPECT_THROW(generate(model, tokenizer, tokenizer.bos(), "MK", 2, 0, options),
+               std::runtime_error);
+}
+
 TEST(Generate, SequenceDependsOnItsOwnStreamAlone) {
   torch::manual_seed(1);
   LanguageModel model(tiny());
