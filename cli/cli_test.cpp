@@ -5,8 +5,11 @@
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <zlib.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -67,6 +70,7 @@ class Cli : public testing::Test {
     };
     // Threads that spin while they wait would starve whatever else runs on the machine.
     ::setenv("OMP_WAIT_POLICY", "passive", /*overwrite=*/0);
+    if (!input_.empty()) ::dup2(::open(input_.c_str(), O_RDONLY), STDIN_FILENO);
     redirect(path("stdout"), STDOUT_FILENO);
     redirect(path("stderr"), STDERR_FILENO);
     std::vector<char*> argv = {const_cast<char*>(PERFORMER_BINARY)};
@@ -137,6 +141,7 @@ class Cli : public testing::Test {
   }
 
   fs::path folder_;
+  std::string input_;  // file that is standard input of the programs started
 };
 
 void expect_error(const Outcome& outcome, int status, const std::vector<std::string>& parts) {
@@ -157,6 +162,14 @@ TEST_F(Cli, WrongUsageIsOneLineAndStatusTwo) {
   expect_error(run({"generate", "--temprature", "1"}), 2, {"did you mean --temperature?"});
   expect_error(train("run", {"--preset", "protein-dem"}), 2, {"did you mean protein-demo?"});
   expect_error(run({"generate", "--count", "many"}), 2, {"--count is 'many'", "whole number"});
+  expect_error(run({"eval", "--length", "64", "--length", "32"}), 2,
+               {"eval: --length is given 2 times, expected once (performer eval --help"});
+  expect_error(run({"generate", "--model"}), 2,
+               {"generate: --model is given without a value, expected TEXT ("});
+  expect_error(run({"train", "-o"}), 2, {"train: --out is given without a value, expected "});
+  expect_error(train("run", {"--dim", "64"}), 2, {"--dim is given 2 times, expected once"});
+  expect_error(run({"generate", "--model", "m", "--max-length", "-1"}), 2,
+               {"--max-length is -1, expected at least 0"});
   expect_error(run({"tokenize", "a.fasta", "b.fasta"}), 2, {"unexpected argument 'b.fasta'"});
   expect_error(run({"train", "--out", path("run")}), 2, {"--data is missing"});
   EXPECT_FALSE(fs::exists(path("run")));
@@ -202,7 +215,9 @@ TEST_F(Cli, HelpShowsCurrentDefaults) {
   const std::string plain = run({"train", "--help"}).out;
   EXPECT_NE(plain.find("width [512]"), std::string::npos) << plain;
   for (const Field& field : train_fields()) {
-    EXPECT_NE(plain.find(field.option()), std::string::npos) << field.key;
+    std::string name = field.option();
+    if (field.type.empty()) name.insert(2, "[no-]");
+    EXPECT_NE(plain.find(name), std::string::npos) << name;
   }
   TrainConfig demo;
   apply_preset(demo, "protein-demo");
@@ -223,12 +238,54 @@ TEST_F(Cli, TokenizeWritesDataToStandardOutputAlone) {
             "{\"name\":\"a\",\"length\":6,\"ids\":[10,8,16,0,19,7]}\n"
             "{\"name\":\"b\",\"length\":3,\"ids\":[0,1,2]}\n");
   EXPECT_EQ(lines.err, "");
+  // Before the first record nothing is written.
+  std::ofstream(path("no.fasta")) << "ACD\n";
+  std::ofstream(path("none.fasta")) << "";
+  expect_error(run({"tokenize", path("no.fasta")}), 1, {"no.fasta:1: data before the first '>'"});
+  expect_error(run({"tokenize", path("none.fasta")}), 1, {"holds no record"});
   // A file that turns out to be wrong leaves nothing behind.
   std::ofstream(path("bad.fasta")) << ">a\nACD\n>b\nAC#D\n";
   EXPECT_EQ(run({"tokenize", path("bad.fasta"), "-o", path("bad.tsv")}).status, 1);
   for (const auto& entry : fs::directory_iterator(folder_)) {
     EXPECT_FALSE(entry.path().filename().string().starts_with("bad.tsv")) << entry.path();
   }
+}
+
+TEST_F(Cli, TokenizeReadsGzipAndStandardInput) {
+  const std::string text = ">a\nACD\n>b \xce\xb1\nMKT\n";
+  const std::string expected = "name\tlength\tids\na\t3\t0 1 2\nb\t3\t10 8 16\n";
+  gzFile zipped = gzopen(path("small.fasta.gz").c_str(), "wb");
+  ASSERT_EQ(gzwrite(zipped, text.data(), static_cast<unsigned>(text.size())),
+            static_cast<int>(text.size()));
+  ASSERT_EQ(gzclose(zipped), Z_OK);
+  const Outcome from_file = run({"tokenize", path("small.fasta.gz")});
+  EXPECT_EQ(from_file.status, 0) << from_file.err;
+  EXPECT_EQ(from_file.out, expected);
+  input_ = path("small.fasta.gz");
+  EXPECT_EQ(run({"tokenize", "-"}).out, expected);
+  std::ofstream(path("small.fasta")) << text;
+  input_ = path("small.fasta");
+  EXPECT_EQ(run({"tokenize", "-i", "-"}).out, expected);
+}
+
+TEST_F(Cli, ConfigurationFileSetsWhatTheCommandLineDoesNot) {
+  std::ofstream(path("c.json")) << R"({"max_steps": 3, "dim": 64, "causal": true})";
+  std::vector<std::string> arguments = train_arguments("run");
+  const auto steps = std::find(arguments.begin(), arguments.end(), "--max-steps");
+  arguments.erase(steps, steps + 2);
+  arguments.insert(arguments.end(), {"--config", path("c.json"), "--json", "--no-causal"});
+  const Outcome trained = run(arguments);
+  ASSERT_EQ(trained.status, 0) << trained.err;
+  EXPECT_EQ(json::parse(trained.out)["steps"], 3);
+  const json info = json::parse(run({"info", path("run"), "--json"}).out);
+  EXPECT_EQ(info["config"]["dim"], 32);
+  EXPECT_EQ(info["config"]["causal"], false);
+  // The run's own file is such a file, and describes the same model.
+  const Outcome again =
+      run({"train", "--config", path("run/config.json"), "--out", path("again"), "--quiet"});
+  ASSERT_EQ(again.status, 0) << again.err;
+  EXPECT_TRUE(read_file(checkpoint_path(path("again"), 3) + "/model.safetensors") ==
+              read_file(checkpoint_path(path("run"), 3) + "/model.safetensors"));
 }
 
 TEST_F(Cli, TrainEvalGenerateAndInfoWorkTogether) {
@@ -265,6 +322,46 @@ TEST_F(Cli, TrainEvalGenerateAndInfoWorkTogether) {
   expect_error(train("run"), 1, {"holds a run already", "--force"});
 }
 
+TEST_F(Cli, GenerateReachesAsFarAsTheModelAndReportsChangesToThePrompt) {
+  ASSERT_EQ(train("run", {"--positions", "learned"}).status, 0);
+  const Outcome sampled = run({"generate", "--model", path("run"), "--prompt", "mk-J", "--json"});
+  ASSERT_EQ(sampled.status, 0) << sampled.err;
+  const json line = json::parse(sampled.out);
+  EXPECT_LE(line["sequence"].get<std::string>().size(), 64u);
+  EXPECT_TRUE(line["sequence"].get<std::string>().starts_with("MKX")) << sampled.out;
+  EXPECT_NE(sampled.err.find("prompt: 2 lower-case letters raised, 1 gaps removed, 1 unknown "
+                             "letters (J) made X; used as MKX\n"),
+            std::string::npos)
+      << sampled.err;
+  const Outcome plain = run({"generate", "--model", path("run"), "--prompt", "MKX"});
+  EXPECT_EQ(plain.err.find("prompt: "), std::string::npos) << plain.err;
+  expect_error(run({"generate", "--model", path("run"), "--max-length", "65", "--quiet"}), 1,
+               {"max_length is 65, expected at most 64"});
+  // Told before the data is read: the file is not there.
+  expect_error(
+      run({"eval", "--model", path("run"), "--length", "65", "--data", path("absent"), "--quiet"}),
+      2, {"--length is 65, expected at most 64"});
+}
+
+TEST_F(Cli, ModelOutsideARunIsScoredWithoutABaseline) {
+  ASSERT_EQ(train("run").status, 0);
+  fs::create_directory(path("elsewhere"));
+  fs::copy(checkpoint_path(path("run"), 30), path("elsewhere/model"), fs::copy_options::recursive);
+  const std::vector<std::string> eval = {"eval",   "--model",          path("elsewhere/model"),
+                                         "--data", path("data.fasta"), "--quiet"};
+  const Outcome table = run(eval);
+  ASSERT_EQ(table.status, 0) << table.err;
+  EXPECT_NE(table.out.find("\nno baseline: the model is not in a run\nmodel "), std::string::npos)
+      << table.out;
+  std::vector<std::string> with_json = eval;
+  with_json.push_back("--json");
+  const Outcome lines = run(with_json);
+  ASSERT_EQ(lines.status, 0) << lines.err;
+  const json score = json::parse(lines.out);
+  EXPECT_TRUE(score.at("baseline").is_null()) << lines.out;
+  EXPECT_GT(score["targets"].get<int64_t>(), 1000);
+}
+
 TEST_F(Cli, ResumedRunKeepsItsConfiguration) {
   ASSERT_EQ(train("run").status, 0);
   expect_error(run({"train", "--out", path("run"), "--resume", "auto", "--dim", "64"}), 2,
@@ -275,26 +372,30 @@ TEST_F(Cli, ResumedRunKeepsItsConfiguration) {
   EXPECT_EQ(json::parse(longer.out)["steps"], 35);
 }
 
-TEST_F(Cli, InterruptSavesAndEndsWithSuccess) {
-  std::vector<std::string> arguments = train_arguments("run");
-  arguments.insert(arguments.end(), {"--json"});
-  for (std::string& argument : arguments) {
-    if (argument == "30") argument = "1000000";
+TEST_F(Cli, InterruptAndTerminationSaveAndEndWithSuccess) {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    SCOPED_TRACE(strsignal(signal));
+    const std::string name = "run-" + std::to_string(signal);
+    std::vector<std::string> arguments = train_arguments(name);
+    arguments.insert(arguments.end(), {"--json"});
+    for (std::string& argument : arguments) {
+      if (argument == "30") argument = "1000000";
+    }
+    const pid_t child = start(arguments);
+    // The first checkpoint tells that the loop is running.
+    for (int i = 0; i < 6000 && checkpoint_steps(path(name)).empty(); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    ASSERT_FALSE(checkpoint_steps(path(name)).empty()) << read_file(path("stderr"));
+    ::kill(child, signal);
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    ASSERT_TRUE(WIFEXITED(status));
+    EXPECT_EQ(WEXITSTATUS(status), 0);
+    const json result = json::parse(read_file(path("stdout")));
+    EXPECT_TRUE(result["interrupted"].get<bool>());
+    EXPECT_EQ(result["checkpoint"], checkpoint_path(path(name), result["steps"].get<int64_t>()));
   }
-  const pid_t child = start(arguments);
-  // The first checkpoint tells that the loop is running.
-  for (int i = 0; i < 6000 && checkpoint_steps(path("run")).empty(); ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  ASSERT_FALSE(checkpoint_steps(path("run")).empty()) << read_file(path("stderr"));
-  ::kill(child, SIGINT);
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  ASSERT_TRUE(WIFEXITED(status));
-  EXPECT_EQ(WEXITSTATUS(status), 0);
-  const json result = json::parse(read_file(path("stdout")));
-  EXPECT_TRUE(result["interrupted"].get<bool>());
-  EXPECT_EQ(result["checkpoint"], checkpoint_path(path("run"), result["steps"].get<int64_t>()));
 }
 
 // Killed by SIGKILL while it computes and while it writes a checkpoint, the run goes on from its

@@ -20,12 +20,6 @@ namespace {
 using favor::message;
 using nlohmann::json;
 
-struct EvalData {
-  SequenceSet sequences;
-  SequenceSet train;  // what the baseline's frequencies are taken from
-  std::string source;
-};
-
 const SequenceSet& split_named(const SplitSequences& splits, const std::string& name) {
   if (name == "train") return splits.train;
   return name == "valid" ? splits.valid : splits.test;
@@ -37,6 +31,13 @@ SequenceSet all_of(SplitSequences splits) {
     for (int64_t i = 0; i < part->size(); ++i) all.add((*part)[i]);
   }
   return all;
+}
+
+std::string score_row(const char* name, const EvalScore& score) {
+  char row[160];
+  std::snprintf(row, sizeof row, "%-20s %12.4f %12.4f %10.2f %%\n", name, score.loss,
+                score.perplexity, 100 * score.accuracy);
+  return row;
 }
 
 }  // namespace
@@ -90,6 +91,12 @@ int run_eval(const Command& command, const std::vector<std::string>& arguments) 
   config.model = loaded.model->config();
   if (!run) config.data.length = config.model.max_length;
   if (length > 0) config.data.length = length;
+  if (config.model.positions == PositionKind::kLearned &&
+      config.data.length > config.model.max_length) {
+    throw UsageError(message("eval: --length is ", config.data.length, ", expected at most ",
+                             config.model.max_length,
+                             " (rows of the model's learned position table)"));
+  }
   if (batch_tokens > 0) config.data.batch_tokens = batch_tokens;
   config.data.batch_tokens = std::max(config.data.batch_tokens, config.data.length);
   if (data.empty() && (!run || run->data.data == "-")) {
@@ -104,37 +111,43 @@ int run_eval(const Command& command, const std::vector<std::string>& arguments) 
   const std::string source = data.empty() ? config.data.data : data;
   SplitSequences splits = read(source);
   SequenceSet chosen = split == "all" ? SequenceSet() : split_named(splits, split);
-  // Frequencies come from what the model was trained on, or else from the file's own training part.
-  SequenceSet train = !data.empty() && run && run->data.data != "-" && run->data.data != data
-                          ? read(run->data.data).train
-                          : splits.train;
+  // Frequencies come from what the model was trained on, never from the file being scored.
+  std::optional<SequenceSet> train;
+  std::string no_baseline = "no baseline: the model is not in a run";
+  if (run && run->data.data == "-") {
+    no_baseline = "no baseline: the run's data was standard input";
+  } else if (run) {
+    train = source == run->data.data ? splits.train : read(run->data.data).train;
+  }
   if (split == "all") chosen = all_of(std::move(splits));
 
   const BatchOptions batch_options = config.batch_options();
   const EvalBatches batches(chosen, loaded.tokenizer, batch_options);
   const EvalScore score = evaluate(loaded.model, batches);
-  const BaselineScore empirical =
-      EmpiricalBaseline(train, loaded.tokenizer, batch_options.objective).score(batches);
-  const EvalScore baseline = {empirical.num_targets, empirical.loss, empirical.perplexity,
-                              empirical.accuracy};
+  std::optional<EvalScore> baseline;
+  if (train) {
+    const BaselineScore empirical =
+        EmpiricalBaseline(*train, loaded.tokenizer, batch_options.objective).score(batches);
+    baseline =
+        EvalScore{empirical.num_targets, empirical.loss, empirical.perplexity, empirical.accuracy};
+  }
   if (json_wanted) {
     json object = to_json(score);
     object["model"] = loaded.folder;
     object["data"] = source;
     object["split"] = split;
     object["sequences"] = chosen.size();
-    object["baseline"] = to_json(baseline);
+    object["baseline"] = baseline ? to_json(*baseline) : json();
     object.update(report.resources());
     write_result(output, object.dump(2) + "\n", force);
   } else {
-    char table[400];
-    std::snprintf(table, sizeof table,
-                  "%-20s %12s %12s %12s\n%-20s %12.4f %12.4f %10.2f %%\n"
-                  "%-20s %12.4f %12.4f %10.2f %%\n",
+    char head[160];
+    std::snprintf(head, sizeof head, "%-20s %12s %12s %12s\n",
                   message(split, ", ", score.num_targets, " targets").c_str(), "loss", "perplexity",
-                  "accuracy", "empirical baseline", baseline.loss, baseline.perplexity,
-                  100 * baseline.accuracy, "model", score.loss, score.perplexity,
-                  100 * score.accuracy);
+                  "accuracy");
+    std::string table = head;
+    table += baseline ? score_row("empirical baseline", *baseline) : no_baseline + "\n";
+    table += score_row("model", score);
     write_result(output, table, force);
   }
   report.finish();

@@ -2,6 +2,7 @@
 // `performer generate`: sequences sampled from a causal model, as FASTA.
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -14,6 +15,8 @@
 
 namespace performer::cli {
 namespace {
+
+constexpr int64_t kDefaultLength = 512;
 
 std::string fasta_text(const std::string& name, const GeneratedSequence& sequence) {
   std::string text = favor::message(">", name, " length=", sequence.letters.size(),
@@ -37,7 +40,7 @@ int run_generate(const Command& command, const std::vector<std::string>& argumen
   bool json = false;
   bool force = false;
   bool quiet = false;
-  sampling.max_length = 512;
+  int64_t max_length = 0;
   Options options(command);
   options.add("--model", model, "run, checkpoint or model folder");
   options.add("--count", count, "sequences");
@@ -45,7 +48,8 @@ int run_generate(const Command& command, const std::vector<std::string>& argumen
   options.add("--temperature", sampling.temperature, "divides the logits; 0: the most probable");
   options.add("--top-k", sampling.top_k, "only the k most probable tokens; 0: all");
   options.add("--top-p", sampling.top_p, "only the most probable tokens of this share");
-  options.add("--max-length", sampling.max_length, "residues per sequence, prompt included");
+  options.add("--max-length", max_length,
+              "residues per sequence, prompt included; 0: 512, or what the model reaches");
   options.add("--seed", sampling.seed, "of the sampling");
   options.add("-t,--threads", threads, "0: all cores");
   options.add("-o,--output", output, "file instead of standard output");
@@ -62,15 +66,25 @@ int run_generate(const Command& command, const std::vector<std::string>& argumen
     FAVOR_CHECK(count >= 1, "--count is ", count, ", expected at least 1");
     FAVOR_CHECK(threads >= 0 && threads <= 1024, "--threads is ", threads,
                 ", expected 0 (all cores) to 1024");
+    FAVOR_CHECK(max_length >= 0, "--max-length is ", max_length, ", expected at least 0");
+    sampling.max_length = max_length > 0 ? max_length : kDefaultLength;
     sampling.check();
     prompt = clean_residues(prompt, changes);
   } catch (const favor::Error& error) {
     throw UsageError(favor::message("generate: ", error.what()));
   }
   check_writable(output, force);
+  const std::string changed = changes.changes();
   RunReport report(command, arguments, quiet);
+  if (!quiet && !changed.empty()) {
+    std::fprintf(stderr, "prompt: %s; used as %s\n", changed.c_str(), prompt.c_str());
+  }
   if (threads > 0) at::set_num_threads(static_cast<int>(threads));
   LoadedModel loaded = load_model(model);
+  const ModelConfig& config = loaded.model->config();
+  if (max_length == 0 && config.positions == PositionKind::kLearned) {
+    sampling.max_length = std::min(sampling.max_length, config.max_length);
+  }
   const auto start = std::chrono::steady_clock::now();
   const std::vector<GeneratedSequence> sequences =
       generate(loaded.model, loaded.tokenizer, loaded.start_token, prompt, count, 0, sampling);

@@ -63,8 +63,11 @@ int run_tokenize(const Command& command, const std::vector<std::string>& argumen
           favor::message("standard output: cannot be written: ", std::strerror(errno)));
     }
   };
+  // The table opens once a record has been read: a file that holds none leaves nothing behind.
+  FastaRecord record;
+  bool more = reader.next(record);
   if (!json) write("name\tlength\tids\n");
-  for (FastaRecord record; reader.next(record);) {
+  for (; more; more = reader.next(record)) {
     const std::vector<uint8_t> ids = tokenizer.encode(record.sequence);
     write(json ? json_line(record, ids) : tsv_line(record, ids));
   }

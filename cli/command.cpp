@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -27,8 +28,12 @@ std::string shown_name(const CLI::Option& option) {
   if (option.get_positional()) return option.get_name(true);
   std::string name;
   for (const std::string& letter : option.get_snames()) name += "-" + letter + ", ";
-  // The first long name; the others are spellings with underscores and negations.
-  return name + "--" + option.get_lnames().front();
+  // The first long name; the others are spellings with underscores and the negation.
+  const std::string& first = option.get_lnames().front();
+  const std::vector<std::string>& negations = option.get_fnames();
+  const bool negated =
+      std::find(negations.begin(), negations.end(), "no-" + first) != negations.end();
+  return name + (negated ? "--[no-]" : "--") + first;
 }
 
 // Quotes what a shell would split, so that the line can be run again.
@@ -89,6 +94,8 @@ bool Options::parse(const std::vector<std::string>& arguments) {
   const std::string hint = message(" (performer ", command_.name, " --help lists the options)");
   try {
     app_.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
+  } catch (const CLI::ArgumentMismatch& error) {
+    throw UsageError(message(command_.name, ": ", mismatch(error.what()), hint));
   } catch (const CLI::ParseError& error) {
     std::string text = error.what();
     if (const size_t end = text.find('\n'); end != std::string::npos) text.resize(end);
@@ -110,6 +117,17 @@ bool Options::parse(const std::vector<std::string>& arguments) {
                              nearest_name(word, names), "?", hint));
   }
   return !help_wanted_;
+}
+
+// CLI11 opens its text with the option's name; the rest is said in the words of all messages.
+std::string Options::mismatch(const std::string& text) const {
+  const std::string name = text.substr(0, text.find(':'));
+  const CLI::Option* option = app_.get_option_no_throw(name);
+  if (option == nullptr) return text;
+  if (option->count() > 1) {
+    return message(name, " is given ", option->count(), " times, expected once");
+  }
+  return message(name, " is given without a value, expected ", option->get_type_name());
 }
 
 std::string Options::help() const {

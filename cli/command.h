@@ -60,6 +60,7 @@ class Options {
   template <class T>
   void add_number(const std::string& names, T& value, const std::string& help,
                   const std::string& type, const std::string& text);
+  std::string mismatch(const std::string& text) const;
 
   Command command_;
   CLI::App app_;
