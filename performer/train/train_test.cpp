@@ -7,6 +7,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -255,14 +256,61 @@ TEST_F(Train, LossThatIsNotFiniteStopsTheRun) {
   TrainConfig config = tiny(random_fasta(60), "run");
   config.optimizer.lr = 1e30;
   config.optimizer.warmup_steps = 0;
+  config.run.eval_interval = 0;
   config.run.save_interval = 1;
   const std::string text = error_of([&] { train(config); });
+  EXPECT_EQ(text.find("train: loss is "), 0u) << text;
   EXPECT_NE(text.find(" in step 2,"), std::string::npos) << text;
   EXPECT_NE(text.find("lr 1e+30"), std::string::npos) << text;
   EXPECT_NE(text.find("last good checkpoint: " + checkpoint_path(config.run.out, 1)),
             std::string::npos)
       << text;
   EXPECT_EQ(text.find('\n'), std::string::npos) << text;
+}
+
+TEST_F(Train, ValidationLossThatIsNotFiniteStopsBeforeSaving) {
+  TrainConfig config = tiny(random_fasta(60), "run");
+  config.optimizer.lr = 1e30;
+  config.optimizer.warmup_steps = 0;
+  config.run.eval_interval = 1;
+  config.run.save_interval = 1;
+  const std::string text = error_of([&] { train(config); });
+  EXPECT_EQ(text.find("train: valid loss is "), 0u) << text;
+  EXPECT_NE(text.find(" in step 1,"), std::string::npos) << text;
+  EXPECT_NE(text.find("lr 1e+30; last good checkpoint: none"), std::string::npos) << text;
+  EXPECT_TRUE(checkpoint_steps(config.run.out).empty());
+}
+
+TEST_F(Train, ParametersThatAreNotFiniteAreNeverSaved) {
+  TrainConfig config = tiny(random_fasta(60), "source");
+  config.run.max_steps = 0;
+  train(config);
+  const std::string source = checkpoint_path(config.run.out, 0);
+  const std::string diverged = (folder_ / "diverged").string();
+  fs::copy(source, diverged);
+  {
+    const SafetensorsFile file(source + "/model.safetensors");
+    std::vector<StoredTensor> tensors = file.tensors();
+    std::string name;
+    std::vector<float> values;
+    for (StoredTensor& tensor : tensors) {
+      if (tensor.name.ends_with("projection") || !name.empty()) continue;
+      name = tensor.name;
+      values.assign(tensor.bytes / sizeof(float), std::numeric_limits<float>::quiet_NaN());
+      tensor.data = values.data();
+    }
+    write_safetensors(diverged + "/model.safetensors", tensors, file.metadata());
+  }
+  // Without sequences to validate on, nothing but the weights themselves can tell.
+  TrainConfig blind = tiny(config.data.data, "blind");
+  blind.data.valid_fraction = 0;
+  blind.data.test_fraction = 0;
+  blind.run.init_from = diverged;
+  blind.run.max_steps = 0;
+  const std::string text = error_of([&] { train(blind); });
+  EXPECT_EQ(text.find("train: parameter "), 0u) << text;
+  EXPECT_NE(text.find(" is nan in step 0, expected a finite number"), std::string::npos) << text;
+  EXPECT_TRUE(checkpoint_steps(blind.run.out).empty());
 }
 
 TEST_F(Train, ZeroStepsEvaluateAndSave) {

@@ -179,14 +179,14 @@ class Trainer {
       const torch::Tensor summed =
           summed_loss(model_->forward(tensors.tokens, tensors.padding), tensors.targets);
       loss += summed.item<double>();
-      if (!std::isfinite(loss)) stop_not_finite("loss", loss);
+      if (!std::isfinite(loss)) stop_not_finite("loss", loss, state_.step + 1);
       (summed / double(num_targets)).backward();
     }
     // The limit is applied in float.
     const double limit =
         config_.optimizer.clip > 0 ? config_.optimizer.clip : std::numeric_limits<float>::max();
     grad_norm_ = torch::nn::utils::clip_grad_norm_(model_->parameters(), limit);
-    if (!std::isfinite(grad_norm_)) stop_not_finite("gradient norm", grad_norm_);
+    if (!std::isfinite(grad_norm_)) stop_not_finite("gradient norm", grad_norm_, state_.step + 1);
     optimizer_.step();
 
     ++state_.step;
@@ -201,11 +201,22 @@ class Trainer {
     if (state_.step % config_.run.log_interval == 0) log();
   }
 
-  [[noreturn]] void stop_not_finite(const char* what, double value) const {
+  [[noreturn]] void stop_not_finite(const std::string& what, double value, int64_t step) const {
     throw std::runtime_error(message(
-        "train: ", what, " is ", value, " in step ", state_.step + 1, ", expected a finite number",
-        " (lr ", lr_,
-        "; last good checkpoint: ", last_checkpoint_.empty() ? "none" : last_checkpoint_, ")"));
+        "train: ", what, " is ", value, " in step ", step, ", expected a finite number", " (lr ",
+        lr_, "; last good checkpoint: ", last_checkpoint_.empty() ? "none" : last_checkpoint_,
+        ")"));
+  }
+
+  // A checkpoint exists to be continued from, which weights that have diverged cannot be.
+  void check_parameters() const {
+    for (const auto& item : model_->named_parameters()) {
+      const torch::Tensor values = item.value().detach();
+      const torch::Tensor bad = values.masked_select(values.isfinite().logical_not());
+      if (bad.numel() > 0) {
+        stop_not_finite("parameter " + item.key(), bad[0].item<double>(), state_.step);
+      }
+    }
   }
 
   void log() {
@@ -244,6 +255,9 @@ class Trainer {
       metrics.step = state_.step;
       metrics.split = split;
       metrics.model = evaluate(model_, batches);
+      if (!std::isfinite(metrics.model.loss)) {
+        stop_not_finite(split + " loss", metrics.model.loss, state_.step);
+      }
       metrics.baseline = {baseline.num_targets, baseline.loss, baseline.perplexity,
                           baseline.accuracy};
       metrics_->write(to_line(metrics));
@@ -268,6 +282,7 @@ class Trainer {
 
   void save() {
     if (saved_step_ == state_.step) return;
+    check_parameters();
     paused([&] {
       state_.elapsed_s = elapsed_s();
       state_.rng = rng_state();
