@@ -20,7 +20,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using favor::message;
-using nlohmann::json;
 
 struct NamedTensor {
   std::string name;
@@ -62,8 +61,9 @@ class TensorWriter {
     tensors_.push_back({name, stored_type(held), held.sizes().vec(), held.data_ptr(),
                         static_cast<size_t>(held.nbytes())});
   }
-  void write(const std::string& path) const {
-    write_safetensors(path, tensors_, {{"format", "pt"}, {"format_version", "1"}});
+  void write(const std::string& path, int64_t step) const {
+    write_safetensors(path, tensors_,
+                      {{"format", "pt"}, {"format_version", "1"}, {"step", std::to_string(step)}});
   }
 
  private:
@@ -87,7 +87,7 @@ torch::optim::AdamWParamState* adam_state(torch::optim::Optimizer& optimizer,
 }
 
 void write_optimizer(const std::string& path, LanguageModel& model,
-                     torch::optim::Optimizer& optimizer) {
+                     torch::optim::Optimizer& optimizer, int64_t step) {
   TensorWriter writer;
   for (const auto& item : model->named_parameters()) {
     const auto* state = adam_state(optimizer, item.value());
@@ -96,11 +96,11 @@ void write_optimizer(const std::string& path, LanguageModel& model,
     writer.add("exp_avg_sq." + item.key(), state->exp_avg_sq());
     writer.add("step." + item.key(), torch::tensor(state->step(), torch::kInt64));
   }
-  writer.write(path);
+  writer.write(path, step);
 }
 
 void read_optimizer(const std::string& path, LanguageModel& model,
-                    torch::optim::Optimizer& optimizer) {
+                    torch::optim::Optimizer& optimizer, int64_t step) {
   const SafetensorsFile file(path);
   const auto fetch = [&](const std::string& name, const std::vector<int64_t>& shape,
                          const torch::TensorOptions& options) {
@@ -116,7 +116,7 @@ void read_optimizer(const std::string& path, LanguageModel& model,
   };
   optimizer.state().clear();
   for (const auto& item : model->named_parameters()) {
-    if (!file.contains("step." + item.key())) continue;
+    if (step == 0 && !file.contains("step." + item.key())) continue;
     const torch::Tensor& parameter = item.value();
     auto state = std::make_unique<torch::optim::AdamWParamState>();
     const auto shape = parameter.sizes().vec();
@@ -125,63 +125,6 @@ void read_optimizer(const std::string& path, LanguageModel& model,
         fetch("exp_avg_sq." + item.key(), shape, parameter.options().requires_grad(false)));
     state->step(fetch("step." + item.key(), {}, torch::kInt64).item<int64_t>());
     optimizer.state()[parameter.unsafeGetTensorImpl()] = std::move(state);
-  }
-}
-
-std::string to_hex(const std::vector<uint8_t>& bytes) {
-  constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
-  for (const uint8_t byte : bytes) {
-    text += kDigits[byte >> 4];
-    text += kDigits[byte & 15];
-  }
-  return text;
-}
-
-std::vector<uint8_t> from_hex(const std::string& text) {
-  std::vector<uint8_t> bytes;
-  for (size_t i = 0; i + 1 < text.size(); i += 2) {
-    bytes.push_back(static_cast<uint8_t>(std::stoi(text.substr(i, 2), nullptr, 16)));
-  }
-  return bytes;
-}
-
-json state_to_json(const TrainerState& state) {
-  return {{"format_version", 1},
-          {"step", state.step},
-          {"tokens", state.tokens},
-          {"elapsed_s", state.elapsed_s},
-          {"data_epoch", state.data.epoch},
-          {"data_batch", state.data.batch},
-          {"redraw_index", state.redraw_index},
-          {"best_step", state.best_step},
-          {"best_loss", state.best_loss},
-          {"window_loss", state.window_loss},
-          {"window_targets", state.window_targets},
-          {"torch_rng", to_hex(state.rng)}};
-}
-
-TrainerState state_from_json(const json& object, const std::string& path) {
-  try {
-    if (object.at("format_version") != 1) {
-      throw std::runtime_error(message(path, ": format_version is ",
-                                       object.at("format_version").dump(), ", expected 1"));
-    }
-    TrainerState state;
-    object.at("step").get_to(state.step);
-    object.at("tokens").get_to(state.tokens);
-    object.at("elapsed_s").get_to(state.elapsed_s);
-    object.at("data_epoch").get_to(state.data.epoch);
-    object.at("data_batch").get_to(state.data.batch);
-    object.at("redraw_index").get_to(state.redraw_index);
-    object.at("best_step").get_to(state.best_step);
-    object.at("best_loss").get_to(state.best_loss);
-    object.at("window_loss").get_to(state.window_loss);
-    object.at("window_targets").get_to(state.window_targets);
-    state.rng = from_hex(object.at("torch_rng").get<std::string>());
-    return state;
-  } catch (const json::exception& error) {
-    throw std::runtime_error(message(path, ": is not a trainer state: ", error.what()));
   }
 }
 
@@ -198,10 +141,9 @@ std::string save_checkpoint(const std::string& run, LanguageModel& model,
   tokenizer.save((fresh / "vocab.txt").string());
   TensorWriter writer;
   for (const NamedTensor& item : model_tensors(model)) writer.add(item.name, item.tensor);
-  writer.write((fresh / "model.safetensors").string());
-  write_optimizer((fresh / "optimizer.safetensors").string(), model, optimizer);
-  write_file_atomically((fresh / "trainer_state.json").string(),
-                        state_to_json(state).dump() + "\n");
+  writer.write((fresh / "model.safetensors").string(), state.step);
+  write_optimizer((fresh / "optimizer.safetensors").string(), model, optimizer, state.step);
+  write_file_atomically((fresh / "trainer_state.json").string(), to_json(state).dump() + "\n");
   if (fs::exists(path)) {
     // A folder cannot replace another in one step; the older checkpoints cover the gap.
     const fs::path old = fs::path(run) / (".old-" + path.filename().string());
@@ -219,10 +161,10 @@ TrainerState load_checkpoint(const std::string& path, LanguageModel& model,
     throw std::runtime_error(message(path, ": is not a complete checkpoint: ", *problem));
   }
   const std::string state_path = (fs::path(path) / "trainer_state.json").string();
-  TrainerState state = state_from_json(read_json_file(state_path), state_path);
+  TrainerState state = trainer_state_from_json(read_json_file(state_path), state_path);
   model->redraw(state.redraw_index);
   load_weights((fs::path(path) / "model.safetensors").string(), model, /*matrices_too=*/true);
-  read_optimizer((fs::path(path) / "optimizer.safetensors").string(), model, optimizer);
+  read_optimizer((fs::path(path) / "optimizer.safetensors").string(), model, optimizer, state.step);
   return state;
 }
 

@@ -11,6 +11,7 @@
 #include "favor/check.h"
 #include "performer/data/atomic_file.h"
 #include "performer/data/safetensors.h"
+#include "performer/train/trainer_state.h"
 
 namespace performer {
 namespace {
@@ -35,6 +36,17 @@ std::optional<int64_t> step_of(const std::string& name) {
 bool holds_model(const fs::path& folder) {
   return fs::is_regular_file(folder / "config.json") &&
          fs::is_regular_file(folder / "model.safetensors");
+}
+
+// Files of different steps in one folder would continue a run that never was.
+std::optional<std::string> step_problem(const SafetensorsFile& file, const std::string& path,
+                                        int64_t step) {
+  const auto stored = file.metadata().find("step");
+  // Written before the step was stored.
+  if (stored == file.metadata().end() || stored->second == std::to_string(step)) {
+    return std::nullopt;
+  }
+  return message(path, ": is of another step than trainer_state.json, expected step ", step);
 }
 
 void no_warning(const std::string&) {}
@@ -67,11 +79,25 @@ std::vector<int64_t> checkpoint_steps(const std::string& run) {
 
 std::optional<std::string> checkpoint_problem(const std::string& path) {
   try {
-    for (const char* name : {"config.json", "trainer_state.json"}) {
-      read_json_file((fs::path(path) / name).string());
+    const fs::path folder = path;
+    read_json_file((folder / "config.json").string());
+    const std::string state_file = (folder / "trainer_state.json").string();
+    const int64_t step = trainer_state_from_json(read_json_file(state_file), state_file).step;
+    const SafetensorsFile model((folder / "model.safetensors").string());
+    const std::string optimizer_file = (folder / "optimizer.safetensors").string();
+    const SafetensorsFile optimizer(optimizer_file);
+    if (const auto problem = step_problem(model, (folder / "model.safetensors").string(), step)) {
+      return problem;
     }
-    for (const char* name : {"model.safetensors", "optimizer.safetensors"}) {
-      SafetensorsFile((fs::path(path) / name).string());
+    if (const auto problem = step_problem(optimizer, optimizer_file, step)) return problem;
+    for (const StoredTensor& tensor : model.tensors()) {
+      // Random matrices are drawn, not learned; before the first step there is nothing to keep.
+      if (step == 0 || tensor.name.ends_with("projection")) continue;
+      for (const char* part : {"exp_avg.", "exp_avg_sq.", "step."}) {
+        if (!optimizer.contains(part + tensor.name)) {
+          return message(optimizer_file, ": tensor ", part, tensor.name, " is missing");
+        }
+      }
     }
     const fs::path vocab = fs::path(path) / "vocab.txt";
     if (!fs::is_regular_file(vocab)) return vocab.string() + ": is missing";

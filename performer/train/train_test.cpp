@@ -243,6 +243,53 @@ TEST_F(Train, DamagedCheckpointIsSkippedAndRefusedByName) {
   EXPECT_EQ(checkpoint_problem(newest), std::nullopt);
 }
 
+TEST_F(Train, CheckpointThatCannotBeContinuedIsSkippedByName) {
+  TrainConfig config = tiny(random_fasta(60), "run");
+  config.run.eval_interval = 0;
+  config.run.save_interval = 10;
+  config.data.valid_fraction = 0;
+  config.data.test_fraction = 0;
+  train(config);
+  const std::string run = config.run.out;
+  const fs::path older = checkpoint_path(run, 10);
+  const fs::path newest = checkpoint_path(run, 20);
+  const auto expect_skipped = [&](const std::string& file, const std::string& problem) {
+    std::string warning;
+    EXPECT_EQ(newest_checkpoint(run, [&](const std::string& text) { warning = text; }), older);
+    EXPECT_NE(warning.find((newest / file).string() + ": " + problem), std::string::npos)
+        << warning;
+  };
+  const std::string good = read_file(newest / "trainer_state.json");
+  const auto damage = [&](const char* key, const json& value) {
+    json state = json::parse(good);
+    state[key] = value;
+    write_file(newest / "trainer_state.json", state.dump());
+  };
+  write_file(newest / "trainer_state.json", "{}");
+  expect_skipped("trainer_state.json", "format_version is missing");
+  damage("step", "20");
+  expect_skipped("trainer_state.json", "step is string, expected a whole number");
+  damage("torch_rng", std::string(2 * kRngBytes, 'z'));
+  expect_skipped("trainer_state.json", "torch_rng is not hexadecimal at character 0");
+  damage("torch_rng", "00ff");
+  expect_skipped("trainer_state.json", "torch_rng has 4 digits, expected 10112");
+  write_file(newest / "trainer_state.json", good);
+  EXPECT_EQ(checkpoint_problem(newest.string()), std::nullopt);
+
+  for (const char* name : {"model.safetensors", "optimizer.safetensors"}) {
+    const std::string own = read_file(newest / name);
+    write_file(newest / name, read_file(older / name));
+    expect_skipped(name, "is of another step than trainer_state.json, expected step 20");
+    write_file(newest / name, own);
+  }
+  {
+    const std::string path = (newest / "optimizer.safetensors").string();
+    const SafetensorsFile file(path);
+    write_safetensors(path, {}, file.metadata());
+  }
+  expect_skipped("optimizer.safetensors", "tensor exp_avg.");
+}
+
 TEST_F(Train, ExistingRunNeedsForceOrResume) {
   TrainConfig config = tiny(random_fasta(60), "run");
   config.run.max_steps = 2;
