@@ -299,6 +299,40 @@ TEST_F(Train, ExistingRunNeedsForceOrResume) {
   EXPECT_EQ(train(config).steps, 2);
 }
 
+TEST_F(Train, ForceReplacesNothingBeforeTheNewRunCanStart) {
+  TrainConfig config = tiny(random_fasta(60), "run");
+  config.run.max_steps = 2;
+  train(config);
+  config.run.force = true;
+  const std::string kept = checkpoint_path(config.run.out, 2);
+  TrainConfig no_data = config;
+  no_data.data.data = (folder_ / "missing.fasta").string();
+  EXPECT_NE(error_of([&] { train(no_data); }).find("missing.fasta"), std::string::npos);
+  TrainConfig no_source = config;
+  no_source.run.init_from = (folder_ / "nowhere").string();
+  EXPECT_NE(error_of([&] { train(no_source); }).find("nowhere"), std::string::npos);
+  TrainConfig itself = config;
+  for (const std::string& source : {kept, config.run.out}) {
+    itself.run.init_from = source;
+    const std::string text = error_of([&] { train(itself); });
+    EXPECT_EQ(text.find("--init-from: " + source + " lies in --out"), 0u) << text;
+  }
+  EXPECT_EQ(checkpoint_problem(kept), std::nullopt);
+  EXPECT_TRUE(fs::exists(fs::path(config.run.out) / "metrics.jsonl"));
+}
+
+TEST_F(Train, DamagedCheckpointsAloneAreNotStartedOver) {
+  TrainConfig config = tiny(random_fasta(60), "run");
+  config.run.max_steps = 2;
+  train(config);
+  const fs::path model = fs::path(checkpoint_path(config.run.out, 2)) / "model.safetensors";
+  fs::resize_file(model, 9);
+  config.run.resume = "auto";
+  const std::string text = error_of([&] { train(config); });
+  EXPECT_EQ(text.find("--resume auto: all checkpoints in "), 0u) << text;
+  EXPECT_EQ(fs::file_size(model), 9u);
+}
+
 TEST_F(Train, LossThatIsNotFiniteStopsTheRun) {
   TrainConfig config = tiny(random_fasta(60), "run");
   config.optimizer.lr = 1e30;

@@ -335,13 +335,31 @@ class Trainer {
   double paused_s_ = 0;
 };
 
-// The checkpoint to continue from, if any. Leaves the folder of the run ready to be written to.
-std::optional<std::string> prepare_folder(const RunConfig& run, Progress& progress) {
+bool holds_run(const fs::path& out) {
+  return fs::exists(out / "config.json") || fs::exists(out / "metrics.jsonl") ||
+         !checkpoint_steps(out.string()).empty();
+}
+
+bool lies_in(const std::string& path, const fs::path& folder) {
+  const fs::path inner = fs::weakly_canonical(fs::absolute(path));
+  const fs::path outer = fs::weakly_canonical(fs::absolute(folder));
+  const std::string relative = inner.lexically_relative(outer).string();
+  return !relative.empty() && !relative.starts_with("..");
+}
+
+// The checkpoint to continue from, if any. Changes nothing on disk: what else a run needs may still
+// turn out to be missing.
+std::optional<std::string> check_folder(const RunConfig& run, Progress& progress) {
   const fs::path out = run.out;
   std::optional<std::string> checkpoint;
   if (run.resume == "auto") {
     checkpoint = newest_checkpoint(
         run.out, [&](const std::string& text) { progress.say("warning: " + text); });
+    if (!checkpoint && !checkpoint_steps(run.out).empty()) {
+      throw std::runtime_error(message("--resume auto: all checkpoints in ", run.out,
+                                       " are damaged, expected a complete one (--force without "
+                                       "--resume starts over)"));
+    }
   } else if (!run.resume.empty()) {
     if (const auto problem = checkpoint_problem(run.resume)) {
       throw std::runtime_error(
@@ -353,14 +371,24 @@ std::optional<std::string> prepare_folder(const RunConfig& run, Progress& progre
   if (fs::exists(out) && !fs::is_directory(out)) {
     throw std::runtime_error(message("--out: ", run.out, " is a file, expected a folder"));
   }
-  const bool has_run = fs::exists(out / "config.json") || fs::exists(out / "metrics.jsonl") ||
-                       !checkpoint_steps(run.out).empty();
-  if (has_run && run.resume.empty()) {
+  if (holds_run(out) && run.resume.empty()) {
     if (!run.force) {
       throw std::runtime_error(message("--out: ", run.out,
                                        " holds a run already, expected a new folder (--resume auto "
                                        "continues it, --force replaces it)"));
     }
+    if (!run.init_from.empty() && lies_in(run.init_from, out)) {
+      throw std::runtime_error(message("--init-from: ", run.init_from, " lies in --out ", run.out,
+                                       ", which --force would replace, expected another folder"));
+    }
+  }
+  return std::nullopt;
+}
+
+// Leaves the folder of a new run ready to be written to.
+void prepare_folder(const RunConfig& run) {
+  const fs::path out = run.out;
+  if (holds_run(out) && run.resume.empty()) {
     for (const int64_t step : checkpoint_steps(run.out)) {
       fs::remove_all(checkpoint_path(run.out, step));
     }
@@ -371,7 +399,6 @@ std::optional<std::string> prepare_folder(const RunConfig& run, Progress& progre
   if (error) {
     throw std::runtime_error(message("--out: ", run.out, " cannot be created: ", error.message()));
   }
-  return std::nullopt;
 }
 
 }  // namespace
@@ -384,9 +411,10 @@ TrainResult train(const TrainConfig& config, const TrainHooks& hooks) {
   std::optional<std::string> checkpoint;
   {
     Progress progress(config.run.quiet, hooks.terminal);
-    checkpoint = prepare_folder(config.run, progress);
+    checkpoint = check_folder(config.run, progress);
   }
   Trainer trainer(config, hooks);
+  if (!checkpoint) prepare_folder(config.run);
   const fs::path out = config.run.out;
   write_file_atomically((out / "config.json").string(), to_json(config).dump(2) + "\n");
   if (!hooks.provenance.empty()) {
