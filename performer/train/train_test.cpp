@@ -321,6 +321,23 @@ TEST_F(Train, ForceReplacesNothingBeforeTheNewRunCanStart) {
   EXPECT_TRUE(fs::exists(fs::path(config.run.out) / "metrics.jsonl"));
 }
 
+TEST_F(Train, ResumingNeedsNoInitialWeightsAndDropsLaterCheckpoints) {
+  TrainConfig source = tiny(random_fasta(60), "source");
+  source.run.max_steps = 0;
+  train(source);
+  TrainConfig config = tiny(source.data.data, "run");
+  config.run.init_from = source.run.out;
+  config.run.eval_interval = 0;
+  config.run.save_interval = 5;
+  config.run.keep_checkpoints = 4;
+  train(config);
+  fs::remove_all(source.run.out);
+  config.run.resume = checkpoint_path(config.run.out, 5);
+  config.run.max_steps = 7;
+  EXPECT_EQ(train(config).steps, 7);
+  EXPECT_EQ(checkpoint_steps(config.run.out), (std::vector<int64_t>{5, 7}));
+}
+
 TEST_F(Train, DamagedCheckpointsAloneAreNotStartedOver) {
   TrainConfig config = tiny(random_fasta(60), "run");
   config.run.max_steps = 2;

@@ -66,10 +66,11 @@ torch::optim::AdamW make_optimizer(LanguageModel& model, const OptimizerConfig& 
   return torch::optim::AdamW(groups, torch::optim::AdamWOptions(config.lr));
 }
 
-LanguageModel make_model(const TrainConfig& config) {
+// A resumed run has its weights already: their first source may be gone.
+LanguageModel make_model(const TrainConfig& config, bool resumed) {
   torch::manual_seed(config.run.seed);
   LanguageModel model(config.model);
-  if (!config.run.init_from.empty()) {
+  if (!resumed && !config.run.init_from.empty()) {
     const std::string folder = model_folder(config.run.init_from);
     // Matrices move along only where they are the very same kind; otherwise they are drawn.
     TrainConfig source;
@@ -85,7 +86,7 @@ LanguageModel make_model(const TrainConfig& config) {
 
 class Trainer {
  public:
-  Trainer(const TrainConfig& config, const TrainHooks& hooks)
+  Trainer(const TrainConfig& config, const TrainHooks& hooks, bool resumed)
       : config_(config),
         hooks_(hooks),
         progress_(config.run.quiet, hooks.terminal),
@@ -97,7 +98,7 @@ class Trainer {
         batches_(data_.train, tokenizer_, config.batch_options()),
         valid_batches_(valid_, tokenizer_, config.batch_options()),
         baseline_(data_.train, tokenizer_, config.batch_options().objective),
-        model_(make_model(config)),
+        model_(make_model(config, resumed)),
         optimizer_(make_optimizer(model_, config.optimizer)) {
     progress_.say(data_.summary());
     for (const torch::Tensor& parameter : model_->parameters()) {
@@ -156,6 +157,14 @@ class Trainer {
     last_checkpoint_ = checkpoint;
     saved_step_ = state_.step;
     progress_.say(message("resumed from ", checkpoint));
+    // Left in place they would outlive, as the newest ones, what this run is about to save.
+    std::string removed;
+    for (const int64_t step : checkpoint_steps(config_.run.out)) {
+      if (step <= state_.step) continue;
+      fs::remove_all(checkpoint_path(config_.run.out, step));
+      removed += message(" ", step);
+    }
+    if (!removed.empty()) progress_.say("removed the checkpoints of later steps:" + removed);
   }
 
   void step() {
@@ -413,7 +422,7 @@ TrainResult train(const TrainConfig& config, const TrainHooks& hooks) {
     Progress progress(config.run.quiet, hooks.terminal);
     checkpoint = check_folder(config.run, progress);
   }
-  Trainer trainer(config, hooks);
+  Trainer trainer(config, hooks, checkpoint.has_value());
   if (!checkpoint) prepare_folder(config.run);
   const fs::path out = config.run.out;
   write_file_atomically((out / "config.json").string(), to_json(config).dump(2) + "\n");
