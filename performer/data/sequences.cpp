@@ -21,6 +21,16 @@ uint64_t mix(uint64_t x) {
 
 }  // namespace
 
+int64_t SequenceSet::fingerprint() const {
+  uint64_t hash = static_cast<uint64_t>(size());
+  for (int64_t i = 0; i < size(); ++i) {
+    const std::span<const uint8_t> tokens = (*this)[i];
+    // Each sequence is hashed under what came before it, so order counts.
+    hash = sequence_hash({reinterpret_cast<const char*>(tokens.data()), tokens.size()}, hash);
+  }
+  return static_cast<int64_t>(hash >> 1);
+}
+
 void SequenceSet::add(std::span<const uint8_t> tokens) {
   tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
   offsets_.push_back(static_cast<int64_t>(tokens_.size()));

@@ -26,6 +26,9 @@ class SequenceSet {
   }
   void add(std::span<const uint8_t> tokens);
 
+  /// Hash of all sequences in their order, not negative: tells whether two runs see the same data.
+  int64_t fingerprint() const;
+
   /// Whole sequences drawn without replacement until `max_tokens` is reached (at least one
   /// sequence), in their order in this set; a copy of all of them when they are fewer.
   SequenceSet sample(int64_t max_tokens, uint64_t seed) const;

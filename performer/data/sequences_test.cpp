@@ -33,6 +33,20 @@ TEST(SequenceHash, IsTheSameEverywhereAndForEver) {
   EXPECT_EQ(sequence_hash("MKTAYIAKQR", 1), 0xc11931526affb04dULL);
 }
 
+TEST(SequenceSet, FingerprintKnowsOrderAndContent) {
+  const Tokenizer tokenizer = Tokenizer::protein();
+  std::set<int64_t> seen;
+  for (const auto& list : std::vector<std::vector<std::string>>{
+           {}, {"MK"}, {"M", "K"}, {"K", "M"}, {"MK", "MK"}, {"KM"}}) {
+    SequenceSet set;
+    for (const std::string& residues : list) set.add(tokenizer.encode(residues));
+    EXPECT_GE(set.fingerprint(), 0);
+    EXPECT_EQ(set.fingerprint(), set.fingerprint());
+    seen.insert(set.fingerprint());
+  }
+  EXPECT_EQ(seen.size(), 6u);
+}
+
 TEST(SequenceHash, TellsNearSequencesApart) {
   std::set<uint64_t> seen;
   const std::string text(40, 'A');

@@ -338,6 +338,20 @@ TEST_F(Train, ResumingNeedsNoInitialWeightsAndDropsLaterCheckpoints) {
   EXPECT_EQ(checkpoint_steps(config.run.out), (std::vector<int64_t>{5, 7}));
 }
 
+TEST_F(Train, ResumingRefusesOtherData) {
+  TrainConfig config = tiny(random_fasta(60), "run");
+  config.run.max_steps = 2;
+  train(config);
+  const std::string saved = read_file(fs::path(config.run.out) / "config.json");
+  config.data.data = random_fasta(50);  // the same file, ten records shorter
+  config.run.max_steps = 4;
+  config.run.resume = "auto";
+  const std::string text = error_of([&] { train(config); });
+  EXPECT_NE(text.find(" training sequences with fingerprint "), std::string::npos) << text;
+  EXPECT_EQ(read_file(fs::path(config.run.out) / "config.json"), saved);
+  EXPECT_EQ(checkpoint_steps(config.run.out), (std::vector<int64_t>{2}));
+}
+
 TEST_F(Train, DamagedCheckpointsAloneAreNotStartedOver) {
   TrainConfig config = tiny(random_fasta(60), "run");
   config.run.max_steps = 2;

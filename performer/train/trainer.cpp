@@ -108,10 +108,35 @@ class Trainer {
                           " threads, ", batches_.batches_in_epoch(), " batches per epoch"));
   }
 
-  TrainResult run(const std::optional<std::string>& checkpoint) {
-    if (checkpoint) resume(*checkpoint);
+  // What follows a checkpoint must not depend on when it was written, so nothing is reset here.
+  void resume(const std::string& checkpoint) {
+    state_ = load_checkpoint(checkpoint, model_, optimizer_);
+    if (state_.train_sequences != data_.train.size() ||
+        state_.train_fingerprint != data_.train.fingerprint()) {
+      throw std::runtime_error(message(
+          "train: ", config_.data.data, " gives ", data_.train.size(),
+          " training sequences with fingerprint ", data_.train.fingerprint(), ", expected ",
+          state_.train_sequences, " with ", state_.train_fingerprint, " (those of ", checkpoint,
+          "; a run goes on with the data it began with, --init-from takes its weights to others)"));
+    }
+    batches_.seek(state_.data);
+    set_rng_state(state_.rng);
+    last_checkpoint_ = checkpoint;
+    saved_step_ = state_.step;
+    progress_.say(message("resumed from ", checkpoint));
+    // Left in place they would outlive, as the newest ones, what this run is about to save.
+    std::string removed;
+    for (const int64_t step : checkpoint_steps(config_.run.out)) {
+      if (step <= state_.step) continue;
+      fs::remove_all(checkpoint_path(config_.run.out, step));
+      removed += message(" ", step);
+    }
+    if (!removed.empty()) progress_.say("removed the checkpoints of later steps:" + removed);
+  }
+
+  TrainResult run(bool resumed) {
     MetricsFile metrics((fs::path(config_.run.out) / "metrics.jsonl").string(),
-                        checkpoint ? state_.step : -1);
+                        resumed ? state_.step : -1);
     metrics_ = &metrics;
     start_ = Clock::now();
     earlier_s_ = state_.elapsed_s;
@@ -147,24 +172,6 @@ class Trainer {
   bool over() const {
     return state_.step >= config_.run.max_steps ||
            (config_.run.max_minutes > 0 && elapsed_s() >= 60 * config_.run.max_minutes);
-  }
-
-  // What follows a checkpoint must not depend on when it was written, so nothing is reset here.
-  void resume(const std::string& checkpoint) {
-    state_ = load_checkpoint(checkpoint, model_, optimizer_);
-    batches_.seek(state_.data);
-    set_rng_state(state_.rng);
-    last_checkpoint_ = checkpoint;
-    saved_step_ = state_.step;
-    progress_.say(message("resumed from ", checkpoint));
-    // Left in place they would outlive, as the newest ones, what this run is about to save.
-    std::string removed;
-    for (const int64_t step : checkpoint_steps(config_.run.out)) {
-      if (step <= state_.step) continue;
-      fs::remove_all(checkpoint_path(config_.run.out, step));
-      removed += message(" ", step);
-    }
-    if (!removed.empty()) progress_.say("removed the checkpoints of later steps:" + removed);
   }
 
   void step() {
@@ -296,6 +303,8 @@ class Trainer {
       state_.elapsed_s = elapsed_s();
       state_.rng = rng_state();
       state_.data = batches_.position();
+      state_.train_sequences = data_.train.size();
+      state_.train_fingerprint = data_.train.fingerprint();
       last_checkpoint_ =
           save_checkpoint(config_.run.out, model_, tokenizer_,
                           start_token(config_.data.windowing, tokenizer_), optimizer_, state_);
@@ -423,13 +432,17 @@ TrainResult train(const TrainConfig& config, const TrainHooks& hooks) {
     checkpoint = check_folder(config.run, progress);
   }
   Trainer trainer(config, hooks, checkpoint.has_value());
-  if (!checkpoint) prepare_folder(config.run);
+  if (checkpoint) {
+    trainer.resume(*checkpoint);
+  } else {
+    prepare_folder(config.run);
+  }
   const fs::path out = config.run.out;
   write_file_atomically((out / "config.json").string(), to_json(config).dump(2) + "\n");
   if (!hooks.provenance.empty()) {
     write_file_atomically((out / "run.json").string(), hooks.provenance + "\n");
   }
-  return trainer.run(checkpoint);
+  return trainer.run(checkpoint.has_value());
 }
 
 }  // namespace performer

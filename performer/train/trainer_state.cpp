@@ -96,6 +96,8 @@ json to_json(const TrainerState& state) {
           {"elapsed_s", state.elapsed_s},
           {"data_epoch", state.data.epoch},
           {"data_batch", state.data.batch},
+          {"train_sequences", state.train_sequences},
+          {"train_fingerprint", state.train_fingerprint},
           {"redraw_index", state.redraw_index},
           {"best_step", state.best_step},
           {"best_loss", state.best_loss},
@@ -112,6 +114,8 @@ TrainerState trainer_state_from_json(const json& object, const std::string& sour
   state.elapsed_s = reader.number("elapsed_s");
   state.data.epoch = reader.whole("data_epoch");
   state.data.batch = reader.whole("data_batch");
+  state.train_sequences = reader.whole("train_sequences");
+  state.train_fingerprint = reader.whole("train_fingerprint");
   state.redraw_index = static_cast<uint32_t>(reader.whole("redraw_index", 0, UINT32_MAX));
   state.best_step = reader.whole("best_step", -1);
   state.best_loss = reader.number("best_loss");

@@ -18,12 +18,14 @@ inline constexpr size_t kRngBytes = 5056;
 
 /// What a run must know beside weights and optimiser to continue as if it had never stopped.
 struct TrainerState {
-  int64_t step = 0;           ///< optimiser steps done
-  int64_t tokens = 0;         ///< seen so far, padding left out
-  double elapsed_s = 0;       ///< spent so far, evaluations included
-  BatchPosition data;         ///< next batch
-  uint32_t redraw_index = 0;  ///< of the random matrices
-  int64_t best_step = -1;     ///< of the lowest validation loss, -1: none yet
+  int64_t step = 0;               ///< optimiser steps done
+  int64_t tokens = 0;             ///< seen so far, padding left out
+  double elapsed_s = 0;           ///< spent so far, evaluations included
+  BatchPosition data;             ///< next batch
+  int64_t train_sequences = 0;    ///< of the training set
+  int64_t train_fingerprint = 0;  ///< SequenceSet::fingerprint of the training set
+  uint32_t redraw_index = 0;      ///< of the random matrices
+  int64_t best_step = -1;         ///< of the lowest validation loss, -1: none yet
   double best_loss = 0;
   double window_loss = 0;  ///< summed over the targets since the last line of metrics
   int64_t window_targets = 0;
