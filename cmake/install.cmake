@@ -16,6 +16,12 @@ install(
         ${PROJECT_BINARY_DIR}/performer-config-version.cmake
   DESTINATION ${package_dir})
 
+# A Highway that was built for this project goes where the package looks for it first.
+cmake_path(IS_PREFIX PROJECT_SOURCE_DIR "${hwy_DIR}" NORMALIZE performer_owns_highway)
+if(performer_owns_highway)
+  install(DIRECTORY "${hwy_DIR}/../../" DESTINATION lib PATTERN pkgconfig EXCLUDE)
+endif()
+
 # The installed programs find torch where the build found it.
 if(TARGET performer)
   set_target_properties(performer performer_ops PROPERTIES
