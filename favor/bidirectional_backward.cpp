@@ -35,8 +35,8 @@ struct QueryGradientSweep {
 
   /// `sums`: its S gains features^T dout, its z loses features^T delta.
   void run(const Plan<float>& plan, const HeadPlan& head, const Item& item, const Block& block,
-           const KeyState& state, const View4<const float>& out, const View4<const float>& dout,
-           const float* normalizer, const View4<float>& dq, const KeyState& sums) {
+           const KeyState& state, const InputRows& out, const InputRows& dout,
+           const float* normalizer, const OutputRows& dq, const KeyState& sums) {
     const int64_t NR = panel_width();
     std::fill_n(S.data, panel_floats(head.E, head.M), 0.0f);
     transpose(state.S, head.M, head.E, S);
@@ -86,8 +86,8 @@ struct KeyGradientSweep {
   }
 
   void run(const Plan<float>& plan, const HeadPlan& head, const Item& item, const Block& block,
-           const KeyState& state, const KeyState& sums, const View4<float>& dk,
-           const View4<float>& dv) const {
+           const KeyState& state, const KeyState& sums, const OutputRows& dk,
+           const OutputRows& dv) const {
     const int64_t NR = panel_width();
     const int64_t panels = num_panels(head.M);
     std::fill_n(R.data, panel_floats(head.E, head.M), 0.0f);
@@ -123,10 +123,9 @@ struct KeyGradientSweep {
   }
 };
 
-void run_bidirectional_backward(const Plan<float>& plan, const View4<const float>& out,
-                                const View4<const float>& dout, const Saved<float>& saved,
-                                const View4<float>& dq, const View4<float>& dk,
-                                const View4<float>& dv) {
+void run_bidirectional_backward(const Plan<float>& plan, const InputRows& out,
+                                const InputRows& dout, const Saved<float>& saved,
+                                const OutputRows& dq, const OutputRows& dk, const OutputRows& dv) {
   const HeadPlans heads(plan);
   const int64_t items = plan.num_items();
   const int64_t blocks = num_blocks(std::max(plan.L, plan.S), items);
@@ -208,9 +207,9 @@ namespace favor {
 
 HWY_EXPORT(run_bidirectional_backward);
 
-void bidirectional_backward_kernel(const Plan<float>& plan, View4<const float> out,
-                                   View4<const float> dout, const Saved<float>& saved,
-                                   View4<float> dq, View4<float> dk, View4<float> dv) {
+void bidirectional_backward_kernel(const Plan<float>& plan, InputRows out, InputRows dout,
+                                   const Saved<float>& saved, OutputRows dq, OutputRows dk,
+                                   OutputRows dv) {
   HWY_DYNAMIC_DISPATCH(run_bidirectional_backward)(plan, out, dout, saved, dq, dk, dv);
 }
 

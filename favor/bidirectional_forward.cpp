@@ -29,8 +29,7 @@ struct QuerySweep {
   }
 
   void run(const Plan<float>& plan, const HeadPlan& head, const Item& item, int64_t begin,
-           int64_t end, const KeyState& state, const View4<float>& result,
-           float* normalizer) const {
+           int64_t end, const KeyState& state, const OutputRows& result, float* normalizer) const {
     const Segment& segment = item.segment;
     const bool has_keys =
         plan.first_allowed_key(item.b, segment.k_begin, segment.k_end) < segment.k_end;
@@ -50,7 +49,7 @@ struct QuerySweep {
   }
 };
 
-void run_bidirectional_forward(const Plan<float>& plan, const View4<float>& out,
+void run_bidirectional_forward(const Plan<float>& plan, const OutputRows& out,
                                Saved<float>* saved) {
   const HeadPlans heads(plan);
   const int64_t items = plan.num_items();
@@ -109,7 +108,7 @@ namespace favor {
 
 HWY_EXPORT(run_bidirectional_forward);
 
-void bidirectional_forward_kernel(const Plan<float>& plan, View4<float> out, Saved<float>* saved) {
+void bidirectional_forward_kernel(const Plan<float>& plan, OutputRows out, Saved<float>* saved) {
   HWY_DYNAMIC_DISPATCH(run_bidirectional_forward)(plan, out, saved);
 }
 

@@ -70,9 +70,8 @@ struct HeldChunk {
 class CausalBackward {
  public:
   CausalBackward(const Plan<float>& plan, const HeadPlan& head, const Item& item,
-                 const View4<const float>& out, const View4<const float>& dout,
-                 const Saved<float>& saved, const View4<float>& dq, const View4<float>& dk,
-                 const View4<float>& dv)
+                 const InputRows& out, const InputRows& dout, const Saved<float>& saved,
+                 const OutputRows& dq, const OutputRows& dk, const OutputRows& dv)
       : plan_(plan),
         head_(head),
         item_(item),
@@ -162,8 +161,8 @@ class CausalBackward {
   /// Keys beyond the last query of the segment are seen by none.
   void zero_unseen_keys() {
     for (int64_t s = item_.segment.num_queries(); s < item_.segment.num_keys(); ++s) {
-      std::fill_n(dk_.row(item_.b, item_.h, item_.segment.k_begin + s), head_.D, 0.0f);
-      std::fill_n(dv_.row(item_.b, item_.h, item_.segment.k_begin + s), head_.E, 0.0f);
+      zero_row(dk_.row(item_.b, item_.h, item_.segment.k_begin + s), head_.D);
+      zero_row(dv_.row(item_.b, item_.h, item_.segment.k_begin + s), head_.E);
     }
   }
 
@@ -347,7 +346,7 @@ class CausalBackward {
     t = std::max<int64_t>(t, 0);
     const int64_t q_end = std::min(segment.q_begin + t + kPart, segment.q_end);
     const int64_t k_end = std::min(segment.k_begin + t + kPart, segment.k_end);
-    const auto ask = [&](const View4<const float>& view, int64_t begin, int64_t end) {
+    const auto ask = [&](const InputRows& view, int64_t begin, int64_t end) {
       prefetch_rows(view, item_.b, item_.h, begin, std::max(begin, end), panel, panels_);
     };
     ask(plan_.k, segment.k_begin + t, k_end);
@@ -362,11 +361,11 @@ class CausalBackward {
   const Plan<float>& plan_;
   const HeadPlan& head_;
   const Item& item_;
-  const View4<const float>& out_;
-  const View4<const float>& dout_;
-  const View4<float>& dq_;
-  const View4<float>& dk_;
-  const View4<float>& dv_;
+  const InputRows& out_;
+  const InputRows& dout_;
+  const OutputRows& dq_;
+  const OutputRows& dk_;
+  const OutputRows& dv_;
   int64_t panels_;
   const float* normalizer_;
   const uint8_t* chunk_starts_;
@@ -390,9 +389,9 @@ class CausalBackward {
   float* buffer_;               ///< [C, NR]
 };
 
-void run_causal_backward(const Plan<float>& plan, const View4<const float>& out,
-                         const View4<const float>& dout, const Saved<float>& saved,
-                         const View4<float>& dq, const View4<float>& dk, const View4<float>& dv) {
+void run_causal_backward(const Plan<float>& plan, const InputRows& out, const InputRows& dout,
+                         const Saved<float>& saved, const OutputRows& dq, const OutputRows& dk,
+                         const OutputRows& dv) {
   const HeadPlans heads(plan);
   parallel_for(plan.num_items(), [&](int64_t index) {
     const Item item(plan, index);
@@ -410,9 +409,9 @@ namespace favor {
 
 HWY_EXPORT(run_causal_backward);
 
-void causal_backward_kernel(const Plan<float>& plan, View4<const float> out,
-                            View4<const float> dout, const Saved<float>& saved, View4<float> dq,
-                            View4<float> dk, View4<float> dv) {
+void causal_backward_kernel(const Plan<float>& plan, InputRows out, InputRows dout,
+                            const Saved<float>& saved, OutputRows dq, OutputRows dk,
+                            OutputRows dv) {
   HWY_DYNAMIC_DISPATCH(run_causal_backward)(plan, out, dout, saved, dq, dk, dv);
 }
 

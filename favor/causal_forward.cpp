@@ -30,7 +30,7 @@ constexpr float kLog2e = std::numbers::log2e_v<float>;
 class CausalForward {
  public:
   CausalForward(const Plan<float>& plan, const HeadPlan& head, const Item& item,
-                const View4<float>& out, Saved<float>* saved)
+                const OutputRows& out, Saved<float>* saved)
       : plan_(plan), head_(head), item_(item), out_(out), panels_(num_panels(head.M)) {
     const int64_t row = item.b * plan.H + item.h;
     if (saved != nullptr) {
@@ -197,7 +197,7 @@ class CausalForward {
   const Plan<float>& plan_;
   const HeadPlan& head_;
   const Item& item_;
-  const View4<float>& out_;
+  const OutputRows& out_;
   int64_t panels_;
   float* normalizer_ = nullptr;
   uint8_t* chunk_starts_ = nullptr;
@@ -220,7 +220,7 @@ class CausalForward {
   float* buffer_;    ///< [C, NR]
 };
 
-void run_causal_forward(const Plan<float>& plan, const View4<float>& out, Saved<float>* saved,
+void run_causal_forward(const Plan<float>& plan, const OutputRows& out, Saved<float>* saved,
                         const DecodeState* initial, DecodeState* final_state) {
   const HeadPlans heads(plan);
   if (final_state != nullptr) {
@@ -253,7 +253,7 @@ namespace favor {
 
 HWY_EXPORT(run_causal_forward);
 
-void causal_forward_kernel(const Plan<float>& plan, View4<float> out, Saved<float>* saved,
+void causal_forward_kernel(const Plan<float>& plan, OutputRows out, Saved<float>* saved,
                            const DecodeState* initial, DecodeState* final_state) {
   HWY_DYNAMIC_DISPATCH(run_causal_forward)(plan, out, saved, initial, final_state);
 }

@@ -31,10 +31,8 @@ float reciprocal(float x) {
 }
 
 /// Stabilisers, denominators and weights of one head; returns the reciprocal of the denominator.
-float step_features(const Plan<float>& plan, const Item& item, bool absorbs, float* c, float* z,
-                    const FeatureStep& step) {
-  const float* q = plan.q.row(item.b, item.h, 0);
-  const float* k = plan.k.row(item.b, item.h, 0);
+float step_features(const Plan<float>& plan, const Item& item, const float* q, const float* k,
+                    bool absorbs, float* c, float* z, const FeatureStep& step) {
   const bool positive = plan.feature_map == FeatureMapKind::kPositive;
   const float root = static_cast<float>(std::sqrt(plan.scale));
   const float eps = static_cast<float>(plan.eps);
@@ -118,7 +116,7 @@ void step_values(int64_t M, int64_t E, const FeatureStep& step, float inverse, c
   }
 }
 
-void run_decode_step(const Plan<float>& plan, DecodeState& state, const View4<float>& out) {
+void run_decode_step(const Plan<float>& plan, DecodeState& state, const OutputRows& out) {
   // A step of few heads takes less time than waking a thread.
   constexpr int64_t kHeadsPerTask = 8;
   const int64_t heads = plan.B * plan.H;
@@ -129,21 +127,28 @@ void run_decode_step(const Plan<float>& plan, DecodeState& state, const View4<fl
       const uint8_t* mask = plan.mask_row(item.b);
       const bool absorbs = mask == nullptr || mask[0] == 0;
       const int64_t padded = num_panels(plan.M) * panel_width();
-      ScratchLayout layout(thread_scratch(3 * padded + plan.E + 4 * 32));
+      ScratchLayout layout(thread_scratch(3 * padded + 2 * (plan.D + plan.E) + 7 * 32));
       const FeatureStep step{layout.take(padded), layout.take(padded), layout.take(padded)};
+      float* q = layout.take(plan.D);
+      float* k = layout.take(plan.D);
       float* values = layout.take(plan.E);
+      float* answer = layout.take(plan.E);
+      copy_row(plan.q.row(item.b, item.h, 0), plan.D, q);
       if (absorbs) {
-        std::copy_n(plan.v.row(item.b, item.h, 0), plan.E, values);
+        copy_row(plan.k.row(item.b, item.h, 0), plan.D, k);
+        copy_row(plan.v.row(item.b, item.h, 0), plan.E, values);
       } else {
         std::fill_n(values, plan.E, 0.0f);
       }
       for (float* array : {step.keep, step.add, step.weight}) {
         std::fill_n(array, padded, 0.0f);
       }
-      const float inverse = step_features(plan, item, absorbs, state.c.data() + index * plan.M,
-                                          state.z.data() + index * plan.M, step);
+      const float inverse =
+          step_features(plan, item, q, k, absorbs, state.c.data() + index * plan.M,
+                        state.z.data() + index * plan.M, step);
       step_values(plan.M, plan.E, step, inverse, values, state.S.data() + index * plan.M * plan.E,
-                  out.row(item.b, item.h, 0));
+                  answer);
+      copy_row(answer, plan.E, out.row(item.b, item.h, 0));
     }
   });
   state.position += 1;
@@ -159,7 +164,7 @@ namespace favor {
 
 HWY_EXPORT(run_decode_step);
 
-void decode_step_kernel(const Plan<float>& plan, DecodeState& state, View4<float> out) {
+void decode_step_kernel(const Plan<float>& plan, DecodeState& state, OutputRows out) {
   HWY_DYNAMIC_DISPATCH(run_decode_step)(plan, state, out);
 }
 

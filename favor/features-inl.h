@@ -248,7 +248,7 @@ void query_features(const HeadPlan& head, const Panels& tokens, int64_t n, const
 /// give 0, whatever the query holds, and so does a denominator of 0.
 inline HWY_NOINLINE void finish_rows(const HeadPlan& head, const QueryFeatures& features,
                                      const Panels& sums, int64_t n, int64_t without_keys,
-                                     float* out, int64_t stride, float* normalizer) {
+                                     const OutputElements& out, int64_t stride, float* normalizer) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   HWY_ALIGN float inverse[kChunk] = {};
@@ -272,7 +272,7 @@ inline HWY_NOINLINE void finish_rows(const HeadPlan& head, const QueryFeatures& 
   }
   unpack_rows(sums, n, head.E, inverse, out, stride);
   for (int64_t r = 0; r < without_keys; ++r) {
-    std::fill_n(out + r * stride, head.E, 0.0f);
+    zero_row(out + r * stride, head.E);
   }
 }
 

@@ -39,14 +39,13 @@ struct QueryGradients {
   /// Reads n rows from query i on. A row without keys or with zero dout takes no part, so that
   /// nothing of it, NaN included, reaches a sum.
   void load(const Plan<float>& plan, const HeadPlan& head, int64_t b, int64_t h, int64_t i,
-            int64_t n, const View4<const float>& out, const View4<const float>& gradient,
-            const float* normalizer) {
+            int64_t n, const InputRows& out, const InputRows& gradient, const float* normalizer) {
     for (int64_t r = 0; r < n; ++r) {
-      const float* g = gradient.row(b, h, i + r);
+      const InputElements g = gradient.row(b, h, i + r);
       const bool no_keys = head.positive
                                ? normalizer[i + r] == -std::numeric_limits<float>::infinity()
                                : normalizer[i + r] == 0.0f;
-      skip[r] = no_keys || std::all_of(g, g + head.E, [](float x) { return x == 0.0f; });
+      skip[r] = no_keys || is_zero_row(g, head.E);
       if (skip[r]) {
         delta[r] = 0.0f;
         norm[r] = head.positive ? std::numeric_limits<float>::infinity() : 0.0f;
@@ -131,7 +130,7 @@ inline HWY_NOINLINE void key_logit_gradients(const HeadPlan& head,
 /// what the key's own norm takes (row_sums null: nothing).
 inline HWY_NOINLINE void token_gradients(const HeadPlan& head, const Panels& dlogits, int64_t n,
                                          const Panels& tokens, const float* row_sums,
-                                         const Panels& product, float* HWY_RESTRICT to,
+                                         const Panels& product, const OutputElements& to,
                                          int64_t stride) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));

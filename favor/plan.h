@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "favor/attention.h"
+#include "favor/rows.h"
 #include "hwy/aligned_allocator.h"
 
 namespace favor {
@@ -28,7 +29,7 @@ struct Plan {
   const T* projection;  ///< [P, M, D] or null
   const uint8_t* key_padding_mask;
   std::vector<Segment> segments;
-  View4<const T> q, k, v;
+  InputRows q, k, v;
 
   int64_t num_segments() const { return static_cast<int64_t>(segments.size()); }
   /// Independent pieces of work: one per batch item, head and segment.
@@ -96,16 +97,15 @@ class ScratchLayout {
 };
 
 // The float kernels, defined once per instruction set and dispatched at run time.
-void bidirectional_forward_kernel(const Plan<float>& plan, View4<float> out, Saved<float>* saved);
-void bidirectional_backward_kernel(const Plan<float>& plan, View4<const float> out,
-                                   View4<const float> dout, const Saved<float>& saved,
-                                   View4<float> dq, View4<float> dk, View4<float> dv);
-void causal_forward_kernel(const Plan<float>& plan, View4<float> out, Saved<float>* saved,
+void bidirectional_forward_kernel(const Plan<float>& plan, OutputRows out, Saved<float>* saved);
+void bidirectional_backward_kernel(const Plan<float>& plan, InputRows out, InputRows dout,
+                                   const Saved<float>& saved, OutputRows dq, OutputRows dk,
+                                   OutputRows dv);
+void causal_forward_kernel(const Plan<float>& plan, OutputRows out, Saved<float>* saved,
                            const DecodeState* initial, DecodeState* final_state);
-void causal_backward_kernel(const Plan<float>& plan, View4<const float> out,
-                            View4<const float> dout, const Saved<float>& saved, View4<float> dq,
-                            View4<float> dk, View4<float> dv);
-void decode_step_kernel(const Plan<float>& plan, DecodeState& state, View4<float> out);
+void causal_backward_kernel(const Plan<float>& plan, InputRows out, InputRows dout,
+                            const Saved<float>& saved, OutputRows dq, OutputRows dk, OutputRows dv);
+void decode_step_kernel(const Plan<float>& plan, DecodeState& state, OutputRows out);
 
 }  // namespace favor
 

@@ -19,6 +19,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "favor/elements-inl.h"
 #include "favor/plan.h"
 #include "favor/simd-inl.h"
 #include "hwy/aligned_allocator.h"
@@ -51,10 +52,11 @@ struct HeadPlan {
   Panels rows;     ///< [M, D] right operand of the gradients, left operand of transposed logits
 };
 
-/// Copies n rows of `cols` floats into panel layout, multiplied by `multiplier`; rows whose `skip`
-/// is set become zeros without being read. Columns up to the panel border become zeros.
-inline HWY_NOINLINE void pack_rows(const float* from, int64_t stride, int64_t n, int64_t cols,
-                                   float multiplier, const uint8_t* skip, const Panels& to) {
+/// Copies n rows of `cols` elements into panel layout, multiplied by `multiplier`; rows whose
+/// `skip` is set become zeros without being read. Columns up to the panel border become zeros.
+template <class T>
+HWY_NOINLINE void pack_rows(const T* from, int64_t stride, int64_t n, int64_t cols,
+                            float multiplier, const uint8_t* skip, const Panels& to) {
   if (n == 0) {
     return;
   }
@@ -63,53 +65,56 @@ inline HWY_NOINLINE void pack_rows(const float* from, int64_t stride, int64_t n,
   const int64_t NR = 2 * N;
   const Vector factor = hn::Set(d, multiplier);
   for (int64_t c = 0; c < cols; c += NR) {
-    const float* HWY_RESTRICT source = from + c;
+    const T* HWY_RESTRICT source = from + c;
     float* HWY_RESTRICT target = to.at(0, c / NR);
     const int64_t width = std::min(NR, cols - c);
     for (int64_t r = 0; r < n; ++r, source += stride, target += NR) {
-      if (skip != nullptr && skip[r] != 0) {
-        hn::StoreU(hn::Zero(d), d, target);
-        hn::StoreU(hn::Zero(d), d, target + N);
-      } else if (width == NR) {
-        hn::StoreU(hn::Mul(factor, hn::LoadU(d, source)), d, target);
-        hn::StoreU(hn::Mul(factor, hn::LoadU(d, source + N)), d, target + N);
-      } else {
-        for (int64_t i = 0; i < NR; ++i) {
-          target[i] = i < width ? multiplier * source[i] : 0.0f;
-        }
+      Vector low = hn::Zero(d);
+      Vector high = hn::Zero(d);
+      if (skip == nullptr || skip[r] == 0) {
+        load_pair(source, width, low, high);
       }
+      hn::StoreU(hn::Mul(factor, low), d, target);
+      hn::StoreU(hn::Mul(factor, high), d, target + N);
     }
   }
 }
 
+inline void pack_rows(const InputElements& from, int64_t stride, int64_t n, int64_t cols,
+                      float multiplier, const uint8_t* skip, const Panels& to) {
+  with_type(from, [&](const auto* elements)
+                      HWY_ATTR { pack_rows(elements, stride, n, cols, multiplier, skip, to); });
+}
+
 /// Copies n rows back from panel layout, row r multiplied by factor[r].
-inline HWY_NOINLINE void unpack_rows(const Panels& from, int64_t n, int64_t cols,
-                                     const float* HWY_RESTRICT factor, float* to, int64_t stride) {
+template <class T>
+HWY_NOINLINE void unpack_rows(const Panels& from, int64_t n, int64_t cols,
+                              const float* HWY_RESTRICT factor, T* to, int64_t stride) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
   for (int64_t c = 0; c < cols; c += NR) {
     const float* HWY_RESTRICT source = from.at(0, c / NR);
-    float* HWY_RESTRICT target = to + c;
+    T* HWY_RESTRICT target = to + c;
     const int64_t width = std::min(NR, cols - c);
     for (int64_t r = 0; r < n; ++r, source += NR, target += stride) {
-      if (width == NR) {
-        const Vector scale = hn::Set(d, factor[r]);
-        hn::StoreU(hn::Mul(scale, hn::LoadU(d, source)), d, target);
-        hn::StoreU(hn::Mul(scale, hn::LoadU(d, source + N)), d, target + N);
-      } else {
-        for (int64_t i = 0; i < width; ++i) {
-          target[i] = factor[r] * source[i];
-        }
-      }
+      const Vector scale = hn::Set(d, factor[r]);
+      store_pair(hn::Mul(scale, hn::LoadU(d, source)), hn::Mul(scale, hn::LoadU(d, source + N)),
+                 target, width);
     }
   }
 }
 
-/// Asks for `floats` contiguous floats ahead of their use.
+inline void unpack_rows(const Panels& from, int64_t n, int64_t cols, const float* factor,
+                        const OutputElements& to, int64_t stride) {
+  with_type(to,
+            [&](auto* elements) HWY_ATTR { unpack_rows(from, n, cols, factor, elements, stride); });
+}
+
+/// Asks for `count` elements ahead of their use.
 template <class T>
-HWY_INLINE void prefetch(T* from, int64_t floats) {
-  for (int64_t i = 0; i < floats; i += 64 / static_cast<int64_t>(sizeof(T))) {
+HWY_INLINE void prefetch(T* from, int64_t count) {
+  for (int64_t i = 0; i < count; i += 64 / static_cast<int64_t>(sizeof(T))) {
     __builtin_prefetch(from + i, std::is_const_v<T> ? 0 : 1);
   }
 }
@@ -117,12 +122,14 @@ HWY_INLINE void prefetch(T* from, int64_t floats) {
 /// Asks for part `part` of `parts` of the rows [first, end) ahead of their use, so that their
 /// arrival overlaps with arithmetic; rows of mutable memory are asked for to be written. In parts,
 /// because a core waits when it asks for too many lines at once.
-template <class T>
-HWY_INLINE void prefetch_rows(const View4<T>& view, int64_t b, int64_t h, int64_t first,
+template <class Byte>
+HWY_INLINE void prefetch_rows(const Rows<Byte>& rows, int64_t b, int64_t h, int64_t first,
                               int64_t end, int64_t part, int64_t parts) {
-  const int64_t rows = end - first;
-  for (int64_t row = first + rows * part / parts; row < first + rows * (part + 1) / parts; ++row) {
-    prefetch(view.row(b, h, row), view.sizes[3]);
+  const int64_t count = end - first;
+  const int64_t bytes = rows.sizes[3] * element_bytes(rows.elements.type);
+  for (int64_t row = first + count * part / parts; row < first + count * (part + 1) / parts;
+       ++row) {
+    prefetch(rows.row(b, h, row).data, bytes);
   }
 }
 
@@ -132,22 +139,6 @@ struct NextRows {
   NextRows(int64_t begin, int64_t end)
       : first(begin), last(std::max(begin, std::min(begin + kChunk, end))) {}
 };
-
-/// Sum of a[i] b[i].
-inline HWY_NOINLINE float dot(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b, int64_t n) {
-  const FloatTag d;
-  const int64_t N = static_cast<int64_t>(hn::Lanes(d));
-  Vector sum = hn::Zero(d);
-  int64_t i = 0;
-  for (; i + N <= n; i += N) {
-    sum = hn::MulAdd(hn::LoadU(d, a + i), hn::LoadU(d, b + i), sum);
-  }
-  float total = hn::GetLane(hn::SumOfLanes(d, sum));
-  for (; i < n; ++i) {
-    total += a[i] * b[i];
-  }
-  return total;
-}
 
 /// A chunk of packed keys and values.
 struct KeyChunk {
@@ -170,7 +161,7 @@ struct KeyChunk {
     const uint8_t* skip = plan.mask_row(item.b);
     skip = skip == nullptr ? nullptr : skip + j;
     const int64_t stride = plan.k.strides[2];
-    const float* k = plan.k.row(item.b, item.h, j);
+    const InputElements k = plan.k.row(item.b, item.h, j);
     pack_rows(k, stride, n, head.D, head.token_scale, skip, tokens);
     pack_rows(plan.v.row(item.b, item.h, j), plan.v.strides[2], n, head.E, 1.0f, skip, values);
     for (int64_t r = 0; r < n; ++r) {
