@@ -19,6 +19,12 @@ struct Size {
   int64_t M, D;
 };
 constexpr Size kSizes[] = {{1, 1}, {4, 16}, {16, 16}, {64, 16}, {40, 16}};
+constexpr ProjectionKind kKinds[] = {ProjectionKind::kIid, ProjectionKind::kOrthogonal,
+                                     ProjectionKind::kHadamard, ProjectionKind::kGivens,
+                                     ProjectionKind::kSimplex};
+// For head dims that are powers of two, kHadamard among them.
+constexpr ProjectionKind kOrthogonalKinds[] = {ProjectionKind::kOrthogonal,
+                                               ProjectionKind::kHadamard, ProjectionKind::kGivens};
 
 ProjectionSpec make_spec(Size size, ProjectionKind kind, RowNorm norm, uint64_t seed) {
   ProjectionSpec spec;
@@ -46,46 +52,67 @@ std::string error_of(Call call) {
   return "no error";
 }
 
-TEST(OrthogonalProjection, BlocksAreOrthonormal) {
-  for (const Size size : kSizes) {
-    for (const RowNorm norm : {RowNorm::kChi, RowNorm::kSqrtD}) {
-      const auto w = draw_projection(make_spec(size, ProjectionKind::kOrthogonal, norm, 5));
-      ASSERT_EQ(w.size(), static_cast<size_t>(size.M * size.D));
-      for (int64_t i = 0; i < size.M; ++i) {
-        for (int64_t j = i - i % size.D; j < i; ++j) {
-          const float* a = w.data() + i * size.D;
-          const float* b = w.data() + j * size.D;
-          const double scale = std::sqrt(dot(a, a, size.D) * dot(b, b, size.D));
-          EXPECT_NEAR(dot(a, b, size.D) / scale, 0, 1e-5) << size.M << " x " << size.D;
-        }
+// Cosines of all pairs of rows that share a block.
+void expect_cosines(Size size, ProjectionKind kind, double cosine) {
+  for (const RowNorm norm : {RowNorm::kChi, RowNorm::kSqrtD}) {
+    const auto w = draw_projection(make_spec(size, kind, norm, 5));
+    ASSERT_EQ(w.size(), static_cast<size_t>(size.M * size.D));
+    for (int64_t i = 0; i < size.M; ++i) {
+      for (int64_t j = i - i % size.D; j < i; ++j) {
+        const float* a = w.data() + i * size.D;
+        const float* b = w.data() + j * size.D;
+        const double scale = std::sqrt(dot(a, a, size.D) * dot(b, b, size.D));
+        EXPECT_NEAR(dot(a, b, size.D) / scale, cosine, 1e-5)
+            << to_string(kind) << " " << size.M << " x " << size.D;
       }
     }
   }
 }
 
-TEST(OrthogonalProjection, BlocksAreNeverIdentical) {
+TEST(Projection, BlocksOfTheOrthogonalKindsAreOrthonormal) {
+  for (const ProjectionKind kind : kOrthogonalKinds) {
+    for (const Size size : kSizes) expect_cosines(size, kind, 0);
+    expect_cosines({5, 2}, kind, 0);
+  }
+  for (const Size size : {Size{7, 3}, Size{40, 17}}) {
+    expect_cosines(size, ProjectionKind::kOrthogonal, 0);
+    expect_cosines(size, ProjectionKind::kGivens, 0);
+  }
+}
+
+TEST(SimplexProjection, BlocksAreRegularSimplices) {
+  for (const Size size : {Size{1, 1}, Size{5, 2}, Size{7, 3}, Size{4, 16}, Size{40, 16}}) {
+    expect_cosines(size, ProjectionKind::kSimplex, -1.0 / static_cast<double>(size.D - 1));
+  }
+}
+
+TEST(Projection, BlocksAreNeverIdentical) {
   const Size size{64, 16};
-  const auto w = draw_projection(make_spec(size, ProjectionKind::kOrthogonal, RowNorm::kSqrtD, 6));
-  for (int64_t a = 0; a < 4; ++a) {
-    for (int64_t b = 0; b < a; ++b) {
-      // Rows of independent Haar blocks of size 16 overlap by 1/4 of their length on average.
-      double largest = 0;
-      for (int64_t i = 0; i < 16; ++i) {
-        for (int64_t j = 0; j < 16; ++j) {
-          const double overlap =
-              dot(w.data() + (a * 16 + i) * 16, w.data() + (b * 16 + j) * 16, 16) / 16;
-          largest = std::max(largest, std::abs(overlap));
+  for (const ProjectionKind kind : kKinds) {
+    const auto w = draw_projection(make_spec(size, kind, RowNorm::kSqrtD, 6));
+    for (int64_t a = 0; a < 4; ++a) {
+      for (int64_t b = 0; b < a; ++b) {
+        // Directions of independent blocks of size 16 overlap by 1/4 of their length on average.
+        double largest = 0, total = 0;
+        for (int64_t i = 0; i < 16; ++i) {
+          for (int64_t j = 0; j < 16; ++j) {
+            const double overlap =
+                dot(w.data() + (a * 16 + i) * 16, w.data() + (b * 16 + j) * 16, 16) / 16;
+            largest = std::max(largest, std::abs(overlap));
+            total += overlap * overlap / 256;
+          }
         }
+        EXPECT_LT(largest, 0.97) << to_string(kind);
+        EXPECT_GT(largest, 0.2) << to_string(kind);
+        EXPECT_NEAR(total, 1.0 / 16, 0.03) << to_string(kind);
       }
-      EXPECT_LT(largest, 0.95);
-      EXPECT_GT(largest, 0.2);
     }
   }
 }
 
 TEST(Projection, NormsAreChiDistributed) {
   for (const Size size : kSizes) {
-    for (const ProjectionKind kind : {ProjectionKind::kIid, ProjectionKind::kOrthogonal}) {
+    for (const ProjectionKind kind : kKinds) {
       const int rows_wanted = 10000;
       double sum = 0, squares = 0;
       int rows = 0;
@@ -108,87 +135,43 @@ TEST(Projection, NormsAreChiDistributed) {
 
 TEST(Projection, NormsAreSqrtD) {
   for (const Size size : kSizes) {
-    for (const ProjectionKind kind : {ProjectionKind::kIid, ProjectionKind::kOrthogonal}) {
+    for (const ProjectionKind kind : kKinds) {
       const auto w = draw_projection(make_spec(size, kind, RowNorm::kSqrtD, 7));
       const double D = static_cast<double>(size.D);
       for (int64_t f = 0; f < size.M; ++f) {
         const float* row = w.data() + f * size.D;
-        // Each float is rounded by at most 2^-24 of itself, so the squared norm by 2^-23.
-        EXPECT_NEAR(dot(row, row, size.D), D, 0x1p-23 * D);
+        // Each float is rounded by at most 2^-24 of itself, so the squared norm by 2^-23; the scale
+        // of a structured row is a float as well.
+        const double roundings = kind == ProjectionKind::kHadamard ? 2 : 1;
+        EXPECT_NEAR(dot(row, row, size.D), D, roundings * 0x1p-23 * D);
       }
-    }
-  }
-}
-
-// The kernel estimate of one draw: (1/M) sum_f exp(w_f.(x + y) - |x|^2/2 - |y|^2/2).
-TEST(Projection, EstimatesTheSoftmaxKernelWithoutBias) {
-  RandomStream rng(8, 0);
-  for (const Size size : kSizes) {
-    for (const ProjectionKind kind : {ProjectionKind::kIid, ProjectionKind::kOrthogonal}) {
-      std::vector<double> z(size.D);
-      double xx = 0, yy = 0, xy = 0, zz = 0;
-      std::vector<double> x(size.D), y(size.D);
-      auto fill = [&](std::vector<double>& row, double norm) {
-        double n2 = 0;
-        for (double& value : row) {
-          value = rng.normal();
-          n2 += value * value;
-        }
-        for (double& value : row) value *= norm / std::sqrt(n2);
-      };
-      fill(x, 0.9);
-      fill(y, 0.7);
-      for (int64_t i = 0; i < size.D; ++i) {
-        z[i] = x[i] + y[i];
-        xx += x[i] * x[i];
-        yy += y[i] * y[i];
-        xy += x[i] * y[i];
-        zz += z[i] * z[i];
-      }
-      const int draws = 2000;
-      double sum = 0;
-      for (int draw = 0; draw < draws; ++draw) {
-        ProjectionSpec spec = make_spec(size, kind, RowNorm::kChi, 9);
-        spec.redraw = draw;
-        const auto w = draw_projection(spec);
-        for (int64_t f = 0; f < size.M; ++f) {
-          double u = -(xx + yy) / 2;
-          for (int64_t i = 0; i < size.D; ++i) u += w[f * size.D + i] * z[i];
-          sum += std::exp(u) / size.M;
-        }
-      }
-      // Variance of independent rows; orthogonal ones have no more.
-      const double kernel = std::exp(xy);
-      const double variance = std::exp(zz) * kernel * kernel * (1 - std::exp(-zz)) / size.M;
-      EXPECT_NEAR(sum / draws, kernel, 4 * std::sqrt(variance / draws))
-          << to_string(kind) << " " << size.M << " x " << size.D;
     }
   }
 }
 
 // A QR factorisation whose R has a diagonal of one fixed sign on the wrong side gives E Q_ii of
 // about 0.2 in size for D = 16; Haar-distributed rows give 0.
-TEST(OrthogonalProjection, DirectionsAreIsotropic) {
+TEST(Projection, DirectionsAreIsotropic) {
   const int64_t D = 16;
   const int draws = 4000;
-  std::vector<double> mean(D * D), square(D * D);
-  for (int draw = 0; draw < draws; ++draw) {
-    const auto w =
-        draw_projection(make_spec({D, D}, ProjectionKind::kOrthogonal, RowNorm::kSqrtD, draw));
-    for (int64_t i = 0; i < D * D; ++i) {
-      mean[i] += w[i] / draws;
-      square[i] += static_cast<double>(w[i]) * w[i] / draws;
+  for (const ProjectionKind kind : kKinds) {
+    std::vector<double> mean(D * D), square(D * D);
+    for (int draw = 0; draw < draws; ++draw) {
+      const auto w = draw_projection(make_spec({D, D}, kind, RowNorm::kSqrtD, draw));
+      for (int64_t i = 0; i < D * D; ++i) {
+        mean[i] += w[i] / draws;
+        square[i] += static_cast<double>(w[i]) * w[i] / draws;
+      }
     }
-  }
-  for (int64_t i = 0; i < D * D; ++i) {
-    // Entries times sqrt(D) have variance 1 and kurtosis below 3.
-    EXPECT_NEAR(mean[i], 0, 5 / std::sqrt(draws)) << "row " << i / D << " column " << i % D;
-    EXPECT_NEAR(square[i], 1, 5 * std::sqrt(2.0 / draws)) << "row " << i / D << " column " << i % D;
+    for (int64_t i = 0; i < D * D; ++i) {
+      // Entries times sqrt(D) have variance 1; their kurtosis is below 3, of rotations below 4.
+      EXPECT_NEAR(mean[i], 0, 5 / std::sqrt(draws)) << to_string(kind) << " element " << i;
+      EXPECT_NEAR(square[i], 1, 5 * std::sqrt(3.0 / draws)) << to_string(kind) << " element " << i;
+    }
   }
 }
 
-TEST(Projection, EveryFieldOfTheSpecMatters) {
-  const ProjectionSpec base = make_spec({40, 16}, ProjectionKind::kOrthogonal, RowNorm::kChi, 1);
+void expect_every_field_matters(const ProjectionSpec& base) {
   const auto w = draw_projection(base);
   EXPECT_EQ(w, draw_projection(base));
   auto changed = [&](auto change) {
@@ -202,9 +185,10 @@ TEST(Projection, EveryFieldOfTheSpecMatters) {
       changed([](ProjectionSpec& s) { s.layer = 1; }),
       changed([](ProjectionSpec& s) { s.head = 1; }),
       changed([](ProjectionSpec& s) { s.redraw = 1; }),
-      changed([](ProjectionSpec& s) { s.kind = ProjectionKind::kIid; }),
       changed([](ProjectionSpec& s) { s.row_norm = RowNorm::kSqrtD; }),
   };
+  const auto iid = changed([](ProjectionSpec& s) { s.kind = ProjectionKind::kIid; });
+  EXPECT_EQ(base.kind == ProjectionKind::kIid, iid == w);
   for (size_t i = 0; i < others.size(); ++i) {
     EXPECT_NE(w, others[i]) << i;
     for (size_t j = 0; j < i; ++j) EXPECT_NE(others[j], others[i]) << i << " " << j;
@@ -212,6 +196,23 @@ TEST(Projection, EveryFieldOfTheSpecMatters) {
   // A larger matrix begins with the smaller one.
   const auto larger = changed([](ProjectionSpec& s) { s.num_features = 64; });
   EXPECT_TRUE(std::equal(w.begin(), w.end(), larger.begin()));
+}
+
+TEST(Projection, EveryFieldOfTheSpecMatters) {
+  for (const ProjectionKind kind : kKinds) {
+    SCOPED_TRACE(to_string(kind));
+    expect_every_field_matters(make_spec({40, 16}, kind, RowNorm::kChi, 1));
+  }
+}
+
+TEST(Projection, HeadDimOneHasBothSigns) {
+  for (const ProjectionKind kind : kKinds) {
+    for (const RowNorm norm : {RowNorm::kChi, RowNorm::kSqrtD}) {
+      const auto w = draw_projection(make_spec({256, 1}, kind, norm, 3));
+      const auto positive = std::count_if(w.begin(), w.end(), [](float x) { return x > 0; });
+      EXPECT_NEAR(static_cast<double>(positive), 128, 5 * 8) << to_string(kind);
+    }
+  }
 }
 
 // FNV-1a over the little-endian bytes: these values may not change with platform, compiler or
@@ -248,6 +249,9 @@ TEST(Projection, BitsArePinned) {
   EXPECT_EQ(hash(draw(ProjectionKind::kOrthogonal, RowNorm::kSqrtD)), 0x47eb25322e3cb525ull);
   EXPECT_EQ(hash(draw(ProjectionKind::kIid, RowNorm::kChi)), 0x02420e8bde40128eull);
   EXPECT_EQ(hash(draw(ProjectionKind::kIid, RowNorm::kSqrtD)), 0xd42e0fa4a6e05fc2ull);
+  EXPECT_EQ(hash(draw(ProjectionKind::kHadamard, RowNorm::kChi)), 0x5d9c52c3822b0c6aull);
+  EXPECT_EQ(hash(draw(ProjectionKind::kGivens, RowNorm::kChi)), 0x2f9896090af81c8full);
+  EXPECT_EQ(hash(draw(ProjectionKind::kSimplex, RowNorm::kChi)), 0xd50b8718332b9bf7ull);
 }
 
 TEST(Projection, ErrorsNameArgumentAndValue) {
@@ -266,7 +270,7 @@ TEST(Projection, ErrorsNameArgumentAndValue) {
 }
 
 TEST(Words, GoThereAndBack) {
-  for (const auto kind : {ProjectionKind::kIid, ProjectionKind::kOrthogonal}) {
+  for (const auto kind : kKinds) {
     EXPECT_EQ(projection_kind_from_string(to_string(kind)), kind);
   }
   for (const auto norm : {RowNorm::kChi, RowNorm::kSqrtD}) {
@@ -282,8 +286,10 @@ TEST(Words, GoThereAndBack) {
 }
 
 TEST(Words, ErrorsListTheKnownWords) {
-  EXPECT_EQ(error_of([] { projection_kind_from_string("gauss"); }),
-            "projection_kind_from_string: projection is 'gauss', expected iid | orthogonal");
+  EXPECT_EQ(
+      error_of([] { projection_kind_from_string("gauss"); }),
+      "projection_kind_from_string: projection is 'gauss', expected iid | orthogonal | hadamard "
+      "| givens | simplex");
   EXPECT_EQ(error_of([] { row_norm_from_string(""); }),
             "row_norm_from_string: row_norm is '', expected chi | sqrt_d");
   EXPECT_EQ(error_of([] { feature_map_from_string("Relu"); }),

@@ -37,7 +37,7 @@ struct Words<favor::FeatureMapKind> {
 };
 template <>
 struct Words<favor::ProjectionKind> {
-  static constexpr const char* kList = "iid|orthogonal";
+  static constexpr const char* kList = "iid|orthogonal|hadamard|givens|simplex";
   static favor::ProjectionKind read(std::string_view word) {
     return favor::projection_kind_from_string(word);
   }

@@ -107,7 +107,8 @@ def draw_projection(
 ) -> torch.Tensor:
     """The random matrix [num_features, head_dim] of these arguments, the same bits everywhere.
 
-    kind: "orthogonal" or "iid"; row_norm: "chi" (unbiased) or "sqrt_d" (lower variance).
+    kind: "orthogonal", "iid", "hadamard", "givens" or "simplex"; row_norm: "chi" (unbiased) or
+    "sqrt_d" (lower variance).
     """
     operator = torch.ops.performer.draw_projection
     return _call(operator, num_features, head_dim, kind, row_norm, seed, layer, head, redraw)

@@ -134,11 +134,15 @@ def test_compiled_graph_gives_the_same_gradients():
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
 
 
-def test_draw_projection_repeats_and_is_orthogonal():
-    w = performer.draw_projection(8, 8, row_norm="sqrt_d", seed=3)
-    assert torch.equal(w, performer.draw_projection(8, 8, row_norm="sqrt_d", seed=3))
-    assert not torch.equal(w, performer.draw_projection(8, 8, row_norm="sqrt_d", seed=4))
-    torch.testing.assert_close(w @ w.T, 8 * torch.eye(8), atol=1e-4, rtol=0)
+@pytest.mark.parametrize(
+    "kind, cosine", [("orthogonal", 0), ("hadamard", 0), ("givens", 0), ("simplex", -1 / 7)]
+)
+def test_draw_projection_repeats_and_couples_its_rows(kind, cosine):
+    w = performer.draw_projection(8, 8, kind=kind, row_norm="sqrt_d", seed=3)
+    assert torch.equal(w, performer.draw_projection(8, 8, kind=kind, row_norm="sqrt_d", seed=3))
+    assert not torch.equal(w, performer.draw_projection(8, 8, kind=kind, row_norm="sqrt_d", seed=4))
+    expected = 8 * (cosine + (1 - cosine) * torch.eye(8))
+    torch.testing.assert_close(w @ w.T, expected, atol=1e-4, rtol=0)
 
 
 def test_errors_are_value_errors_with_the_text_of_the_kernels():
