@@ -85,6 +85,106 @@ std::vector<Segment> make_segments(const char* op, const AttentionParams<T>& par
   return segments;
 }
 
+/// Parameters from which square roots and quotients can be taken.
+template <class T>
+void check_map_parameters(const char* op, const AttentionParams<T>& params, int64_t D) {
+  const int64_t numbers = num_map_parameters(params.feature_map, D);
+  const bool full = params.feature_map == FeatureMapKind::kFavorSharp;
+  const bool diagonal = params.feature_map == FeatureMapKind::kFavorSharpDiagonal;
+  for (int64_t set = 0; set < params.num_map_parameter_sets; ++set) {
+    const T* x = params.map_parameters + set * numbers;
+    for (int64_t i = 0; i < numbers; ++i) {
+      FAVOR_CHECK(std::isfinite(x[i]), op, ": map_parameters[", set, "][", i, "] is ", x[i],
+                  ", expected a finite number");
+      const bool is_a = i < (full ? D : 1);
+      FAVOR_CHECK(!is_a || x[i] < T{0.125}, op, ": map_parameters[", set, "][", i, "] is ", x[i],
+                  ", expected A < 1/8");
+      FAVOR_CHECK(is_a || !diagonal || x[i] > 0, op, ": map_parameters[", set, "][", i, "] is ",
+                  x[i], ", expected Psi > 0");
+    }
+  }
+}
+
+/// Checks the feature map and its matrix; sets M, R, P and what the map is made of.
+template <class T>
+void plan_feature_map(const char* op, const AttentionParams<T>& params, Plan<T>& plan) {
+  const FeatureMapKind kind = params.feature_map;
+  const std::string map = to_string(kind);
+  plan.feature_map = kind;
+  plan.projection = params.projection;
+  if (params.projection == nullptr) {
+    FAVOR_CHECK(!estimates_softmax(kind), op, ": projection is null, expected an [M, D] matrix ",
+                "(feature_map ", map, " is random)");
+    FAVOR_CHECK(params.num_features == 0 || params.num_features == plan.D, op, ": num_features is ",
+                params.num_features, ", expected 0 or D = ", plan.D,
+                " (no projection: the features are those of x itself)");
+    plan.M = plan.D;
+    plan.P = 1;
+  } else {
+    FAVOR_CHECK(params.num_features >= 1, op, ": num_features is ", params.num_features,
+                ", expected M >= 1 (features of the state)");
+    FAVOR_CHECK(params.num_projections == 1 || params.num_projections == plan.G, op,
+                ": num_projections is ", params.num_projections, ", expected 1 or ", plan.G,
+                " (key heads)");
+    plan.M = params.num_features;
+    plan.P = params.num_projections;
+  }
+  plan.rows = num_projection_rows(kind, plan.M);
+  FAVOR_CHECK(num_state_features(kind, plan.rows) == plan.M, op, ": num_features is ", plan.M,
+              ", expected an even number (feature_map ", map, " makes two of each row)");
+  plan.scale = resolve_scale(params, plan.D);
+  FAVOR_CHECK(std::isfinite(plan.scale) && plan.scale > 0, op, ": scale is ", plan.scale,
+              ", expected a finite number above 0");
+
+  plan.eps = resolve_feature_eps(params);
+  plan.official = params.compatibility == Compatibility::kOfficial;
+  plan.renormalize = params.renormalize;
+  FAVOR_CHECK(!plan.official || kind == FeatureMapKind::kPositive, op,
+              ": compatibility is official, expected feature_map positive, not ", map);
+  FAVOR_CHECK(!plan.official || plan.renormalize, op,
+              ": renormalize is false, expected true (compatibility is official)");
+  if (is_fitted(kind) || kind == FeatureMapKind::kTrig) {
+    FAVOR_CHECK(plan.eps == 0, op, ": feature_eps is ", plan.eps, ", expected 0 (feature_map ", map,
+                " takes none)");
+  }
+  FAVOR_CHECK(std::isfinite(plan.eps) && plan.eps >= 0, op, ": feature_eps is ", plan.eps,
+              ", expected a finite number, 0 or above");
+
+  plan.map_parameters = params.map_parameters;
+  plan.num_map_parameter_sets = params.num_map_parameter_sets;
+  if (params.map_parameters != nullptr) {
+    FAVOR_CHECK(is_fitted(kind), op, ": map_parameters are given, expected none (feature_map ", map,
+                " has no fitted parameters)");
+    FAVOR_CHECK(params.num_map_parameter_sets == 1 || params.num_map_parameter_sets == plan.G, op,
+                ": num_map_parameter_sets is ", params.num_map_parameter_sets, ", expected 1 or ",
+                plan.G, " (key heads)");
+    check_map_parameters(op, params, plan.D);
+  }
+}
+
+/// Checks masks, weights, window and sinks.
+template <class T>
+void plan_masks(const char* op, const AttentionParams<T>& params, Plan<T>& plan) {
+  plan.key_padding_mask = params.key_padding_mask;
+  plan.key_log_weight = params.key_log_weight;
+  plan.num_key_log_weights = params.num_key_log_weights;
+  if (params.key_log_weight != nullptr) {
+    FAVOR_CHECK(params.num_key_log_weights == 1 || params.num_key_log_weights == plan.G, op,
+                ": num_key_log_weights is ", params.num_key_log_weights, ", expected 1 or ", plan.G,
+                " (key heads)");
+    const int64_t count = plan.B * params.num_key_log_weights * plan.S;
+    for (int64_t i = 0; i < count; ++i) {
+      FAVOR_CHECK(params.key_log_weight[i] < std::numeric_limits<T>::infinity(), op,
+                  ": key_log_weight has the element ", params.key_log_weight[i],
+                  ", expected finite numbers or -inf");
+    }
+  }
+  FAVOR_CHECK(params.window >= 0, op, ": window is ", params.window, ", expected 0 or more tokens");
+  FAVOR_CHECK(params.sinks >= 0, op, ": sinks is ", params.sinks, ", expected 0 or more tokens");
+  FAVOR_CHECK(params.window == 0 && params.sinks == 0, op, ": window and sinks are ", params.window,
+              " and ", params.sinks, ", expected 0 and 0 (features only)");
+}
+
 template <class T>
 Plan<T> make_plan(const char* op, const AttentionParams<T>& params, const View4<const T>& q,
                   const View4<const T>& k, const View4<const T>& v) {
@@ -95,47 +195,19 @@ Plan<T> make_plan(const char* op, const AttentionParams<T>& params, const View4<
   plan.H = q.sizes[1];
   plan.L = q.sizes[2];
   plan.D = q.sizes[3];
+  plan.G = k.sizes[1];
   plan.S = k.sizes[2];
   plan.E = v.sizes[3];
   FAVOR_CHECK(plan.D >= 1, op, ": q has shape ", shape_string(q), ", expected a head dim D >= 1");
-  check_shape(op, "k", k, {plan.B, plan.H, plan.S, plan.D}, "same B, H, D as q");
+  FAVOR_CHECK(plan.G == plan.H || (plan.G > 0 && plan.H % plan.G == 0), op, ": k has shape ",
+              shape_string(k), ", expected a number of heads that divides q's ", plan.H);
+  check_shape(op, "k", k, {plan.B, plan.G, plan.S, plan.D}, "same B and D as q");
   FAVOR_CHECK(plan.E >= 1, op, ": v has shape ", shape_string(v), ", expected a value dim E >= 1");
-  check_shape(op, "v", v, {plan.B, plan.H, plan.S, plan.E}, "same B, H as q, same S as k");
-
-  plan.feature_map = params.feature_map;
-  plan.projection = params.projection;
-  const std::string map = to_string(params.feature_map);
-  if (params.projection == nullptr) {
-    FAVOR_CHECK(params.feature_map != FeatureMapKind::kPositive, op,
-                ": projection is null, expected an [M, D] matrix (feature_map ", map,
-                " is random)");
-    FAVOR_CHECK(params.num_features == 0 || params.num_features == plan.D, op, ": num_features is ",
-                params.num_features, ", expected 0 or D = ", plan.D,
-                " (no projection: the features are those of x itself)");
-    plan.M = plan.D;
-    plan.P = 1;
-  } else {
-    FAVOR_CHECK(params.num_features >= 1, op, ": num_features is ", params.num_features,
-                ", expected M >= 1 (rows of the projection)");
-    FAVOR_CHECK(params.num_projections == 1 || params.num_projections == plan.H, op,
-                ": num_projections is ", params.num_projections, ", expected 1 or H = ", plan.H);
-    plan.M = params.num_features;
-    plan.P = params.num_projections;
-  }
-  plan.scale = resolve_scale(params, plan.D);
-  FAVOR_CHECK(std::isfinite(plan.scale) && plan.scale > 0, op, ": scale is ", plan.scale,
-              ", expected a finite number above 0");
-  plan.eps = resolve_feature_eps(params);
-  if (params.feature_map == FeatureMapKind::kPositive) {
-    FAVOR_CHECK(plan.eps == 0, op, ": feature_eps is ", plan.eps, ", expected 0 (feature_map ", map,
-                " needs none)");
-  } else {
-    FAVOR_CHECK(std::isfinite(plan.eps) && plan.eps >= 0, op, ": feature_eps is ", plan.eps,
-                ", expected a finite number, 0 or above");
-  }
+  check_shape(op, "v", v, {plan.B, plan.G, plan.S, plan.E}, "same B, heads and S as k");
+  plan_feature_map(op, params, plan);
   checked_product(op, {plan.P + 1, plan.M + 64, plan.D + plan.E + 64, int64_t{4}});
   num_threads();  // a wrong FAVOR_NUM_THREADS is reported before any work
-  plan.key_padding_mask = params.key_padding_mask;
+  plan_masks(op, params, plan);
   plan.segments = make_segments(op, params, plan.L, plan.S);
   plan.q = q;
   plan.k = k;
@@ -150,18 +222,18 @@ void check_backward(const char* op, const Plan<T>& plan, const View4<const T>& o
   check_shape(op, "out", out, {plan.B, plan.H, plan.L, plan.E}, "[B, H, L, E]");
   check_shape(op, "dout", dout, {plan.B, plan.H, plan.L, plan.E}, "as out");
   check_shape(op, "dq", dq, {plan.B, plan.H, plan.L, plan.D}, "as q");
-  check_shape(op, "dk", dk, {plan.B, plan.H, plan.S, plan.D}, "as k");
-  check_shape(op, "dv", dv, {plan.B, plan.H, plan.S, plan.E}, "as v");
+  check_shape(op, "dk", dk, {plan.B, plan.G, plan.S, plan.D}, "as k");
+  check_shape(op, "dv", dv, {plan.B, plan.G, plan.S, plan.E}, "as v");
   FAVOR_CHECK(saved.normalizer != nullptr || plan.B * plan.H * plan.L == 0, op,
               ": saved.normalizer is null, expected what the forward pass saved");
 }
 
 template <class T>
 void check_state(const char* op, const char* name, const Plan<T>& plan, const DecodeState& state) {
-  FAVOR_CHECK(state.B == plan.B && state.H == plan.H && state.M == plan.M && state.E == plan.E, op,
+  FAVOR_CHECK(state.B == plan.B && state.H == plan.G && state.M == plan.M && state.E == plan.E, op,
               ": ", name, " has B, H, M, E = ", state.B, ", ", state.H, ", ", state.M, ", ",
-              state.E, ", expected ", plan.B, ", ", plan.H, ", ", plan.M, ", ", plan.E);
-  const auto heads = static_cast<size_t>(plan.B * plan.H * plan.M);
+              state.E, ", expected ", plan.B, ", ", plan.G, ", ", plan.M, ", ", plan.E);
+  const auto heads = static_cast<size_t>(plan.B * plan.G * plan.M);
   FAVOR_CHECK(state.c.size() == heads && state.z.size() == heads &&
                   state.S.size() == heads * static_cast<size_t>(plan.E),
               op, ": ", name, " has ", state.c.size(), ", ", state.S.size(), ", ", state.z.size(),
@@ -182,6 +254,24 @@ void check_stream(const char* op, const Plan<T>& plan, const DecodeState* initia
   if (initial != nullptr) {
     check_state(op, "initial", plan, *initial);
   }
+}
+
+/// What only bidirectional attention can do.
+template <class T>
+void check_causal(const char* op, const Plan<T>& plan) {
+  FAVOR_CHECK(!is_fitted(plan.feature_map) || plan.map_parameters != nullptr, op,
+              ": map_parameters is null, expected those of fit_feature_map (feature_map ",
+              to_string(plan.feature_map), " would be fitted to later tokens)");
+  FAVOR_CHECK(!plan.official, op, ": compatibility is official, expected none (its stabiliser is ",
+              "the maximum over later keys too)");
+}
+
+/// Whether the fast kernels know the call; the plain code serves the others.
+bool kernels_serve(const Plan<float>& plan) {
+  const bool relu = plan.feature_map == FeatureMapKind::kRelu;
+  const bool positive = plan.feature_map == FeatureMapKind::kPositive && plan.eps == 0;
+  return (relu || positive) && plan.renormalize && plan.G == plan.H &&
+         plan.key_log_weight == nullptr;
 }
 
 std::atomic<bool> poison_scratch{false};
@@ -229,11 +319,29 @@ DecodeState::DecodeState(int64_t batch, int64_t heads, int64_t features, int64_t
   z.assign(rows, 0.0f);
 }
 
-int64_t saved_state_size(int64_t B, int64_t H, int64_t L, int64_t M, int64_t E, bool is_causal,
+int64_t saved_state_size(int64_t B, int64_t G, int64_t L, int64_t M, int64_t E, bool is_causal,
                          int64_t num_segments) {
   const char* op = "saved_state_size";
   const int64_t states = is_causal ? (L + kStateInterval - 1) / kStateInterval : num_segments == 1;
-  return checked_product(op, {B, H, M, E + 2, states});
+  return checked_product(op, {B, G, M, E + 2, states});
+}
+
+template <class T>
+std::vector<T> fit_feature_map(const AttentionParams<T>& params, View4<const T> q,
+                               View4<const T> k) {
+  const char* op = "fit_feature_map";
+  // Only the shapes of k matter of v.
+  const Plan<T> plan = make_plan(op, params, q, k, k);
+  std::vector<T> result;
+  if (!is_fitted(plan.feature_map)) return result;
+  for (int64_t g = 0; g < plan.G; ++g) {
+    Moments moments(plan.D, plan.feature_map == FeatureMapKind::kFavorSharp);
+    reference::for_each_piece(params, q, k, [&](const reference::Piece<T>& piece) {
+      if (piece.g == g) reference::add_moments(params, q, k, piece, moments);
+    });
+    for (const double x : moments.fit(plan.feature_map)) result.push_back(static_cast<T>(x));
+  }
+  return result;
 }
 
 template <class T>
@@ -243,10 +351,12 @@ void bidirectional_forward(const AttentionParams<T>& params, View4<const T> q, V
   const Plan<T> plan = make_plan(op, params, q, k, v);
   check_shape(op, "out", out, {plan.B, plan.H, plan.L, plan.E}, "[B, H, L, E]");
   if constexpr (std::is_same_v<T, float>) {
-    bidirectional_forward_kernel(plan, out, saved);
-  } else {
-    reference::bidirectional_forward(params, q, k, v, out, saved);
+    if (kernels_serve(plan)) {
+      bidirectional_forward_kernel(plan, out, saved);
+      return;
+    }
   }
+  reference::bidirectional_forward(params, q, k, v, out, saved);
 }
 
 template <class T>
@@ -257,10 +367,12 @@ void bidirectional_backward(const AttentionParams<T>& params, View4<const T> q, 
   const Plan<T> plan = make_plan(op, params, q, k, v);
   check_backward(op, plan, out, dout, saved, dq, dk, dv);
   if constexpr (std::is_same_v<T, float>) {
-    bidirectional_backward_kernel(plan, out, dout, saved, dq, dk, dv);
-  } else {
-    reference::bidirectional_backward(params, q, k, v, out, dout, saved, dq, dk, dv);
+    if (kernels_serve(plan)) {
+      bidirectional_backward_kernel(plan, out, dout, saved, dq, dk, dv);
+      return;
+    }
   }
+  reference::bidirectional_backward(params, q, k, v, out, dout, saved, dq, dk, dv);
 }
 
 template <class T>
@@ -269,13 +381,16 @@ void causal_forward(const AttentionParams<T>& params, View4<const T> q, View4<co
                     DecodeState* final_state) {
   const char* op = "causal_forward";
   const Plan<T> plan = make_plan(op, params, q, k, v);
+  check_causal(op, plan);
   check_shape(op, "out", out, {plan.B, plan.H, plan.L, plan.E}, "[B, H, L, E]");
   check_stream(op, plan, initial, final_state);
   if constexpr (std::is_same_v<T, float>) {
-    causal_forward_kernel(plan, out, saved, initial, final_state);
-  } else {
-    reference::causal_forward(params, q, k, v, out, saved, initial, final_state);
+    if (kernels_serve(plan)) {
+      causal_forward_kernel(plan, out, saved, initial, final_state);
+      return;
+    }
   }
+  reference::causal_forward(params, q, k, v, out, saved, initial, final_state);
 }
 
 template <class T>
@@ -284,30 +399,40 @@ void causal_backward(const AttentionParams<T>& params, View4<const T> q, View4<c
                      const Saved<T>& saved, View4<T> dq, View4<T> dk, View4<T> dv) {
   const char* op = "causal_backward";
   const Plan<T> plan = make_plan(op, params, q, k, v);
+  check_causal(op, plan);
   check_backward(op, plan, out, dout, saved, dq, dk, dv);
   FAVOR_CHECK(saved.chunk_starts != nullptr || plan.B * plan.H * plan.L == 0, op,
               ": saved.chunk_starts is null, expected what the forward pass saved");
   if constexpr (std::is_same_v<T, float>) {
-    causal_backward_kernel(plan, out, dout, saved, dq, dk, dv);
-  } else {
-    reference::causal_backward(params, q, k, v, out, dout, saved, dq, dk, dv);
+    if (kernels_serve(plan)) {
+      causal_backward_kernel(plan, out, dout, saved, dq, dk, dv);
+      return;
+    }
   }
+  reference::causal_backward(params, q, k, v, out, dout, saved, dq, dk, dv);
 }
 
 void decode_step(const AttentionParams<float>& params, View4<const float> q, View4<const float> k,
                  View4<const float> v, DecodeState& state, View4<float> out) {
   const char* op = "decode_step";
   const Plan<float> plan = make_plan(op, params, q, k, v);
+  check_causal(op, plan);
   FAVOR_CHECK(plan.L == 1 && plan.S == 1, op, ": q and k have lengths ", plan.L, " and ", plan.S,
               ", expected 1 and 1");
   FAVOR_CHECK(plan.num_segments() == 1, op, ": there are ", plan.num_segments(),
               " segments, expected 1");
   check_shape(op, "out", out, {plan.B, plan.H, 1, plan.E}, "[B, H, 1, E]");
   check_state(op, "state", plan, state);
-  decode_step_kernel(plan, state, out);
+  if (kernels_serve(plan)) {
+    decode_step_kernel(plan, state, out);
+  } else {
+    reference::decode_step(params, q, k, v, state, out);
+  }
 }
 
 #define FAVOR_INSTANTIATE(T)                                                                     \
+  template std::vector<T> fit_feature_map<T>(const AttentionParams<T>&, View4<const T>,          \
+                                             View4<const T>);                                    \
   template void bidirectional_forward<T>(const AttentionParams<T>&, View4<const T>,              \
                                          View4<const T>, View4<const T>, View4<T>, Saved<T>*);   \
   template void bidirectional_backward<T>(                                                       \

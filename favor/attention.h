@@ -2,10 +2,11 @@
 // Attention in linear time by random features: forward and backward, bidirectional and causal, and
 // the constant-size state of the causal form. Formulas: docs/math.md. Dims legend: favor/favor.h.
 //
-// Common contract. q [B, H, L, D], k [B, H, S, D], v [B, H, S, E] and every gradient are views with
-// a contiguous last dimension; outputs must not overlap inputs or each other. L, S and B may be 0.
-// A query row with no allowed key gives zeros, and takes no part in a backward pass; neither does a
-// row whose dout is zero. Whatever lies under a mask, NaN included, reaches no output or gradient.
+// Common contract. q [B, H, L, D], k [B, G, S, D], v [B, G, S, E] and every gradient are views with
+// a contiguous last dimension; outputs must not overlap inputs or each other. H is a multiple of G:
+// query head h uses key head h / (H / G) (grouped-query heads). L, S and B may be 0. A query row
+// with no allowed key gives zeros, and takes no part in a backward pass; neither does a row whose
+// dout is zero. Whatever lies under a mask, NaN included, reaches no output or gradient.
 // Results do not depend on the number of threads. float runs on the fast kernels; double runs on
 // the plain code of reference.h. Wrong arguments throw favor::Error before any work.
 #ifndef FAVOR_ATTENTION_H_
@@ -22,21 +23,51 @@
 
 namespace favor {
 
+/// Whose numbers a feature_eps reproduces.
+enum class Compatibility {
+  kNone,
+  /// The positive map of the paper's published code: features exp(w.x - |x|^2 / 2 - m) + eps with m
+  /// the largest w.x of the query's row, or of all keys of a head; eps is 1e-6 by default.
+  /// Bidirectional only. The maximum carries no gradient.
+  kOfficial,
+};
+
 /// What every pass of one attention call needs beside q, k and v.
 template <class T>
 struct AttentionParams {
   FeatureMapKind feature_map = FeatureMapKind::kPositive;
-  /// Multiplies q.k. Empty: 1/sqrt(D) for the positive map, 1 for the others.
+  /// Multiplies q.k. Empty: 1/sqrt(D) for the maps that estimate softmax, 1 for the others.
   std::optional<double> scale;
-  /// Added to each feature of the generalised maps. Empty: 1e-3 for relu. The positive map takes 0.
+  /// Added to each feature: phi = exp(a) + eps or g(u) + eps. Empty: 1e-3 for relu, 1e-6 with
+  /// official compatibility, else 0. The fitted maps and trig take 0 only.
   std::optional<double> feature_eps;
-  /// Rows w_f: [P, M, D] contiguous, where P is 1 (shared by the heads) or H. Null with kRelu: the
-  /// features are those of x itself, M = D.
+  Compatibility compatibility = Compatibility::kNone;
+  /// Whether the output is divided by the sum of its weights; if not, it is the plain sum over
+  /// keys.
+  bool renormalize = true;
+  /// Rows w_f: [P, R, D] contiguous, where P is 1 (shared by the heads) or G and R is
+  /// num_projection_rows(feature_map, M). Null with a generalised map: the features are those of x
+  /// itself, M = D.
   const T* projection = nullptr;
   int64_t num_projections = 1;  ///< P
   int64_t num_features = 0;     ///< M; with a null projection it must be 0 or D
+  /// Parameters of a fitted map, [Q, num_map_parameters(feature_map, D)] with Q 1 or G. Null:
+  /// fitted to each batch item, key head and segment of a bidirectional call; causal calls need
+  /// them.
+  const T* map_parameters = nullptr;
+  int64_t num_map_parameter_sets = 1;  ///< Q
   /// [B, S] row-major, nonzero = ignore this key. Null: every key takes part.
   const uint8_t* key_padding_mask = nullptr;
+  /// [B, W, S] row-major, where W is 1 or G: multiplies the weight of a key by exp(.), -inf ignores
+  /// it. Null: 0. Carries no gradient.
+  const T* key_log_weight = nullptr;
+  int64_t num_key_log_weights = 1;  ///< W
+  /// w > 0: keys of the same and the neighbouring blocks of w tokens (causal: the same and the
+  /// block before; counted within the segment) are scored exactly, all others through features.
+  int64_t window = 0;
+  /// The first keys of each segment, and the last ones too when bidirectional, that are scored
+  /// exactly for every query.
+  int64_t sinks = 0;
   /// Packed segments: N + 1 ascending offsets from 0 to L (queries) and to S (keys). Segment n of
   /// the queries sees segment n of the keys only. Both empty: one segment. Empty segments are
   /// legal.
@@ -47,15 +78,33 @@ struct AttentionParams {
 /// The factor of q.k that `params` stands for; each of q and k takes its square root.
 template <class T>
 double resolve_scale(const AttentionParams<T>& params, int64_t D) {
-  const bool positive = params.feature_map == FeatureMapKind::kPositive;
-  return params.scale.value_or(positive ? 1 / std::sqrt(static_cast<double>(D)) : 1.0);
+  const bool softmax = estimates_softmax(params.feature_map);
+  return params.scale.value_or(softmax ? 1 / std::sqrt(static_cast<double>(D)) : 1.0);
 }
 
 /// The number added to each feature.
 template <class T>
 double resolve_feature_eps(const AttentionParams<T>& params) {
-  return params.feature_eps.value_or(params.feature_map == FeatureMapKind::kRelu ? 1e-3 : 0.0);
+  const bool official = params.compatibility == Compatibility::kOfficial;
+  const bool relu = params.feature_map == FeatureMapKind::kRelu;
+  return params.feature_eps.value_or(official ? 1e-6 : relu ? 1e-3 : 0.0);
 }
+
+/// What is added to the logarithms of key j's features, for key head g.
+template <class T>
+T key_log_weight(const AttentionParams<T>& params, int64_t b, int64_t g, int64_t S, int64_t j) {
+  if (params.key_log_weight == nullptr) return T{0};
+  const int64_t W = params.num_key_log_weights;
+  return params.key_log_weight[(b * W + (W == 1 ? 0 : g)) * S + j];
+}
+
+/// Parameters of a fitted map for all tokens of a call, to be given to later calls: [G,
+/// num_map_parameters(feature_map, D)], averages over batch items and segments. Keys that are
+/// masked are left out, and where L = S so are the queries at their positions. O((L + S) D) time
+/// per head, for favor_sharp O((L + S) D^2 + D^3). Empty for maps that are not fitted.
+template <class T>
+std::vector<T> fit_feature_map(const AttentionParams<T>& params, View4<const T> q,
+                               View4<const T> k);
 
 /// Tokens between two states kept for the causal backward pass.
 inline constexpr int64_t kStateInterval = 1024;
@@ -65,29 +114,32 @@ inline constexpr int64_t kStateInterval = 1024;
 /// wrote, and log-scale values are in base 2 in the float path.
 template <class T>
 struct Saved {
-  T* normalizer = nullptr;  ///< [B, H, L]: log of the denominators (positive) or denominators
-  T* state = nullptr;       ///< saved_state_size(...) elements; null: it is recomputed
-  uint8_t* chunk_starts = nullptr;  ///< [B, H, L], causal only: 1 where a chunk starts
+  /// [B, H, L]: log of the denominators (log-linear maps), or the denominators relative to the
+  /// row's stabiliser.
+  T* normalizer = nullptr;
+  T* state = nullptr;               ///< saved_state_size(...) elements; null: it is recomputed
+  uint8_t* chunk_starts = nullptr;  ///< [B, G, L], causal only: 1 where a chunk starts
 };
 
 /// Number of elements of Saved::state (recomputing it costs the causal backward pass a walk over
 /// all earlier keys per kStateInterval tokens): independent of L in the bidirectional case (0 with
 /// more than one segment), one state per kStateInterval tokens in the causal case.
-int64_t saved_state_size(int64_t B, int64_t H, int64_t L, int64_t M, int64_t E, bool is_causal,
+int64_t saved_state_size(int64_t B, int64_t G, int64_t L, int64_t M, int64_t E, bool is_causal,
                          int64_t num_segments);
 
-/// The state of causal attention after some tokens, per batch item and head: everything that later
-/// tokens need to know of them. A value: copying it forks the stream.
+/// The state of causal attention after some tokens, per batch item and key head: everything that
+/// later tokens need to know of them. A value: copying it forks the stream.
 ///
-/// Feature f of the keys so far is held as S_f = sum_j exp(a_f(k_j) - c_f) v_j and
-/// z_f = sum_j exp(a_f(k_j) - c_f), with a stabiliser c_f in natural logarithm. z_f = 0 means that
-/// no key has been seen, whatever c_f holds. The generalised maps keep c = 0.
+/// Feature f of the keys so far is held as S_f = sum_j phi_f(k_j) exp(-c_f) v_j and z_f = sum_j
+/// phi_f(k_j) exp(-c_f), with a stabiliser c_f in natural logarithm. Constants of the map stand on
+/// the query's side. For log-linear maps z_f = 0 means that no key has been seen, whatever c_f
+/// holds. The other maps have one c for all features, and no key seen where S and z are all 0.
 struct DecodeState {
-  int64_t B = 0, H = 0, M = 0, E = 0;
-  int64_t position = 0;  ///< tokens seen so far, masked ones included
-  std::vector<float> c;  ///< [B, H, M]
-  std::vector<float> S;  ///< [B, H, M, E]
-  std::vector<float> z;  ///< [B, H, M]
+  int64_t B = 0, H = 0, M = 0, E = 0;  ///< H counts key heads
+  int64_t position = 0;                ///< tokens seen so far, masked ones included
+  std::vector<float> c;                ///< [B, H, M]
+  std::vector<float> S;                ///< [B, H, M, E]
+  std::vector<float> z;                ///< [B, H, M]
 
   DecodeState() = default;
   /// The empty state. Throws favor::Error for negative sizes.

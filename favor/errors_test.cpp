@@ -119,11 +119,15 @@ TEST(Errors, ARightCallPasses) {
 }
 
 TEST(Errors, Shapes) {
-  expect_error("k has shape [2, 3, 9, 4], expected [2, 3, 9, 5] (same B, H, D as q)",
+  expect_error("k has shape [2, 3, 9, 4], expected [2, 3, 9, 5] (same B and D as q)",
                [](Call& c) { c.k.sizes[3] = 4; });
-  expect_error("k has shape [2, 1, 9, 5], expected [2, 3, 9, 5] (same B, H, D as q)",
+  expect_error("k has shape [2, 2, 9, 5], expected a number of heads that divides q's 3",
+               [](Call& c) { c.k.sizes[1] = 2; });
+  expect_error("k has shape [2, 0, 9, 5], expected a number of heads that divides q's 3",
+               [](Call& c) { c.k.sizes[1] = 0; });
+  expect_error("v has shape [2, 3, 9, 6], expected [2, 1, 9, 6] (same B, heads and S as k)",
                [](Call& c) { c.k.sizes[1] = 1; });
-  expect_error("v has shape [2, 3, 8, 6], expected [2, 3, 9, 6] (same B, H as q, same S as k)",
+  expect_error("v has shape [2, 3, 8, 6], expected [2, 3, 9, 6] (same B, heads and S as k)",
                [](Call& c) { c.v.sizes[2] = 8; });
   expect_error("q has shape [2, 3, 7, 0], expected a head dim D >= 1",
                [](Call& c) { c.q.sizes[3] = 0; });
@@ -163,9 +167,9 @@ TEST(Errors, ShapesOfGradients) {
 TEST(Errors, Parameters) {
   expect_error("projection is null, expected an [M, D] matrix (feature_map positive is random)",
                [](Call& c) { c.params.projection = nullptr; });
-  expect_error("num_features is 0, expected M >= 1 (rows of the projection)",
+  expect_error("num_features is 0, expected M >= 1 (features of the state)",
                [](Call& c) { c.params.num_features = 0; });
-  expect_error("num_features is -4, expected M >= 1 (rows of the projection)",
+  expect_error("num_features is -4, expected M >= 1 (features of the state)",
                [](Call& c) { c.params.num_features = -4; });
   expect_error(
       "num_features is 4, expected 0 or D = 5 (no projection: the features are those of x itself)",
@@ -173,17 +177,82 @@ TEST(Errors, Parameters) {
         c.params.feature_map = FeatureMapKind::kRelu;
         c.params.projection = nullptr;
       });
-  expect_error("num_projections is 2, expected 1 or H = 3",
+  expect_error("num_projections is 2, expected 1 or 3 (key heads)",
                [](Call& c) { c.params.num_projections = 2; });
   expect_error("scale is 0, expected a finite number above 0", [](Call& c) { c.params.scale = 0; });
   expect_error("scale is nan, expected a finite number above 0",
                [](Call& c) { c.params.scale = std::nan(""); });
-  expect_error("feature_eps is 0.001, expected 0 (feature_map positive needs none)",
-               [](Call& c) { c.params.feature_eps = 1e-3; });
+  expect_error("feature_eps is 0.001, expected 0 (feature_map trig takes none)", [](Call& c) {
+    c.params.feature_map = FeatureMapKind::kTrig;
+    c.params.feature_eps = 1e-3;
+  });
+  expect_error(
+      "num_features is 5, expected an even number (feature_map hyperbolic makes two of "
+      "each row)",
+      [](Call& c) {
+        c.params.feature_map = FeatureMapKind::kHyperbolic;
+        c.params.num_features = 5;
+      });
+  expect_error("compatibility is official, expected feature_map positive, not relu", [](Call& c) {
+    c.params.feature_map = FeatureMapKind::kRelu;
+    c.params.compatibility = Compatibility::kOfficial;
+  });
+  expect_error("renormalize is false, expected true (compatibility is official)", [](Call& c) {
+    c.params.renormalize = false;
+    c.params.compatibility = Compatibility::kOfficial;
+  });
   expect_error("feature_eps is -1, expected a finite number, 0 or above", [](Call& c) {
     c.params.feature_map = FeatureMapKind::kRelu;
     c.params.feature_eps = -1;
   });
+}
+
+TEST(Errors, MapParameters) {
+  static const std::vector<float> ones(3 * (5 + 25), 1.0f);
+  expect_error(
+      "map_parameters are given, expected none (feature_map positive has no fitted "
+      "parameters)",
+      [](Call& c) { c.params.map_parameters = ones.data(); });
+  expect_error("map_parameters[0][0] is 1, expected A < 1/8", [](Call& c) {
+    c.params.feature_map = FeatureMapKind::kOptimalPositive;
+    c.params.map_parameters = ones.data();
+  });
+  expect_error("num_map_parameter_sets is 2, expected 1 or 3 (key heads)", [](Call& c) {
+    c.params.feature_map = FeatureMapKind::kOptimalPositive;
+    c.params.map_parameters = ones.data();
+    c.params.num_map_parameter_sets = 2;
+  });
+  static const std::vector<float> psi = {0, 1, 1, -1, 1, 1};
+  expect_error("map_parameters[0][3] is -1, expected Psi > 0", [](Call& c) {
+    c.params.feature_map = FeatureMapKind::kFavorSharpDiagonal;
+    c.params.map_parameters = psi.data();
+  });
+  static const std::vector<float> odd = {std::nanf("")};
+  expect_error("map_parameters[0][0] is nan, expected a finite number", [](Call& c) {
+    c.params.feature_map = FeatureMapKind::kOptimalPositive;
+    c.params.map_parameters = odd.data();
+  });
+  EXPECT_EQ(error_of(Op::kCausalForward,
+                     [](Call& c) { c.params.feature_map = FeatureMapKind::kFavorSharp; }),
+            "causal_forward: map_parameters is null, expected those of fit_feature_map "
+            "(feature_map favor_sharp would be fitted to later tokens)");
+  EXPECT_EQ(error_of(Op::kCausalForward,
+                     [](Call& c) { c.params.compatibility = Compatibility::kOfficial; }),
+            "causal_forward: compatibility is official, expected none (its stabiliser is the "
+            "maximum over later keys too)");
+}
+
+TEST(Errors, KeyWeightsAndWindow) {
+  static std::vector<float> weights(2 * 3 * 9, 0.0f);
+  expect_error("num_key_log_weights is 2, expected 1 or 3 (key heads)", [](Call& c) {
+    c.params.key_log_weight = weights.data();
+    c.params.num_key_log_weights = 2;
+  });
+  static std::vector<float> infinite(2 * 9, std::numeric_limits<float>::infinity());
+  expect_error("key_log_weight has the element inf, expected finite numbers or -inf",
+               [](Call& c) { c.params.key_log_weight = infinite.data(); });
+  expect_error("window is -1, expected 0 or more tokens", [](Call& c) { c.params.window = -1; });
+  expect_error("sinks is -2, expected 0 or more tokens", [](Call& c) { c.params.sinks = -2; });
 }
 
 TEST(Errors, Segments) {
@@ -278,7 +347,7 @@ TEST(Errors, DecodeStep) {
             }),
             "decode_step: there are 2 segments, expected 1");
   EXPECT_EQ(decode([](Call& c) { c.k.sizes[3] = 4; }),
-            "decode_step: k has shape [2, 3, 1, 4], expected [2, 3, 1, 5] (same B, H, D as q)");
+            "decode_step: k has shape [2, 3, 1, 4], expected [2, 3, 1, 5] (same B and D as q)");
   EXPECT_EQ(decode([](Call& c) { c.out.sizes[3] = 2; }),
             "decode_step: out has shape [2, 3, 1, 2], expected [2, 3, 1, 6] ([B, H, 1, E])");
   EXPECT_EQ(decode([](Call& c) { c.state = DecodeState(1, 3, 4, 6); }),

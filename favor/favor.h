@@ -2,7 +2,8 @@
 // FAVOR+ attention kernels: everything of the torch-free library in one include.
 //
 // Dims legend, used by every header, error message and formula of the project:
-//   B batch, H heads, L query length, S key length, D head dim, E value dim, M features, C chunk.
+//   B batch, H heads, G key heads, L query length, S key length, D head dim, E value dim,
+//   M features, C chunk.
 // Layout is [B, H, L, D] with a contiguous last dimension and strides in elements.
 //
 // Errors: a wrong argument throws favor::Error (check.h). Threads: parallel.h. Accuracy: measured

@@ -25,12 +25,21 @@ struct Plan {
   FeatureMapKind feature_map;
   double scale;
   double eps;
-  int64_t B, H, L, S, D, E, M, P;
-  const T* projection;  ///< [P, M, D] or null
+  bool official;  ///< eps is relative to the row's or the keys' largest w.x
+  bool renormalize;
+  int64_t B, H, G, L, S, D, E, M, P;
+  int64_t rows;         ///< R, rows of a random matrix
+  const T* projection;  ///< [P, R, D] or null
+  const T* map_parameters;
+  int64_t num_map_parameter_sets;
   const uint8_t* key_padding_mask;
+  const T* key_log_weight;
+  int64_t num_key_log_weights;
   std::vector<Segment> segments;
   InputRows q, k, v;
 
+  /// Query heads of a key head.
+  int64_t group() const { return G == 0 ? 1 : H / G; }
   int64_t num_segments() const { return static_cast<int64_t>(segments.size()); }
   /// Independent pieces of work: one per batch item, head and segment.
   int64_t num_items() const { return B * H * num_segments(); }

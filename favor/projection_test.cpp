@@ -292,8 +292,6 @@ TEST(Words, ErrorsListTheKnownWords) {
       "| givens | simplex");
   EXPECT_EQ(error_of([] { row_norm_from_string(""); }),
             "row_norm_from_string: row_norm is '', expected chi | sqrt_d");
-  EXPECT_EQ(error_of([] { feature_map_from_string("Relu"); }),
-            "feature_map_from_string: feature_map is 'Relu', expected positive | relu");
 }
 
 }  // namespace

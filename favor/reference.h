@@ -3,8 +3,9 @@
 // is the truth that every kernel is judged by, and what serves double tensors; in float its error
 // is the budget of the kernels. Arguments are taken to be right: attention.h checks them.
 //
-// Reading order: FeatureMap turns a row into features, HeadState sums keys and answers queries, and
-// the entry points below walk over heads, segments and tokens. Formulas: docs/math.md.
+// Reading order: FeatureMap (reference_map.h) turns a row into features, HeadState sums keys and
+// answers queries, and the entry points walk over heads and segments (reference_pieces.h) and over
+// tokens. Formulas: docs/math.md.
 #ifndef FAVOR_REFERENCE_H_
 #define FAVOR_REFERENCE_H_
 
@@ -15,100 +16,40 @@
 #include <vector>
 
 #include "favor/attention.h"
+#include "favor/reference_pieces.h"
 
 namespace favor::reference {
 
-enum class Side { kQuery, kKey };
-
-/// Features of one row and their derivative. Positive features are kept as logarithms a_f.
-template <class T>
-struct FeatureMap {
-  const T* w;  // [M, D], or null: the features are those of x itself
-  int64_t M, D;
-  T root_scale, eps;
-  bool positive;
-
-  FeatureMap(const AttentionParams<T>& params, int64_t head, int64_t head_dim)
-      : w(params.projection),
-        M(params.projection == nullptr ? head_dim : params.num_features),
-        D(head_dim),
-        root_scale(static_cast<T>(std::sqrt(resolve_scale(params, head_dim)))),
-        eps(static_cast<T>(resolve_feature_eps(params))),
-        positive(params.feature_map == FeatureMapKind::kPositive) {
-    if (w != nullptr && params.num_projections > 1) w += head * M * D;
-  }
-
-  /// Positive: a_f = w_f.x - |x|^2 / 2 with x = root_scale * row; a query leaves |x|^2 out, because
-  /// it cancels between numerator and denominator. Relu: relu(w_f.x) + eps.
-  void apply(const T* row, Side side, T* a) const {
-    T half_square = 0;
-    for (int64_t i = 0; i < D; ++i) half_square += root_scale * row[i] * root_scale * row[i] / 2;
-    for (int64_t f = 0; f < M; ++f) {
-      const T u = project(row, f);
-      if (!positive) {
-        a[f] = std::max(u, T{0}) + eps;
-      } else {
-        a[f] = side == Side::kKey ? u - half_square : u;
-      }
-    }
-  }
-
-  /// The gradient of `row` from that of its features, da_f, or dphi_f for relu: W^T da, and under
-  /// the positive map less x sum_f da_f for a key.
-  void backward(const T* row, Side side, const T* da, T* drow) const {
-    std::fill(drow, drow + D, T{0});
-    T total = 0;
-    for (int64_t f = 0; f < M; ++f) {
-      if (!positive && !(project(row, f) > 0)) continue;
-      total += da[f];
-      if (w == nullptr) drow[f] += da[f];
-      for (int64_t i = 0; w != nullptr && i < D; ++i) drow[i] += da[f] * w[f * D + i];
-    }
-    for (int64_t i = 0; i < D; ++i) {
-      if (positive && side == Side::kKey) drow[i] -= total * (root_scale * row[i]);
-      drow[i] *= root_scale;
-    }
-  }
-
- private:
-  T project(const T* row, int64_t f) const {
-    if (w == nullptr) return root_scale * row[f];
-    T u = 0;
-    for (int64_t i = 0; i < D; ++i) u += w[f * D + i] * (root_scale * row[i]);
-    return u;
-  }
-};
-
 /// The keys of one head seen so far: S_f = sum_j p_jf v_j and z_f = sum_j p_jf, where p_jf is
-/// exp(a_jf - c_f) under the positive map, with c_f the largest a_jf so far (-inf before the first
-/// key), and phi_jf under relu, with c = 0.
+/// phi_f(k_j) exp(-c_f) and c_f the largest logarithm of feature f so far, -inf before the first
+/// key.
 template <class T>
 struct HeadState {
-  bool positive;
+  bool log_linear;
+  bool renormalize = true;
   int64_t M, E;
   std::vector<T> c, S, z;
 
   HeadState(const FeatureMap<T>& map, int64_t value_dim)
-      : positive(map.positive), M(map.M), E(value_dim), c(M), S(M * E), z(M) {
+      : log_linear(map.log_linear), M(map.M), E(value_dim), c(M), S(M * E), z(M) {
     clear();
   }
 
   void clear() {
-    std::fill(c.begin(), c.end(), positive ? -std::numeric_limits<T>::infinity() : T{0});
+    std::fill(c.begin(), c.end(), -std::numeric_limits<T>::infinity());
     std::fill(S.begin(), S.end(), T{0});
     std::fill(z.begin(), z.end(), T{0});
   }
 
-  /// Adds the key with features a[M] and value v[E].
-  void absorb(const T* a, const T* v) {
+  bool empty() const { return c[0] == -std::numeric_limits<T>::infinity(); }
+
+  /// Adds the key with features `a` and value v[E].
+  void absorb(const Features<T>& a, const T* v) {
     for (int64_t f = 0; f < M; ++f) {
-      T p = a[f];
-      if (positive) {
-        const T c_new = std::max(c[f], a[f]);
-        rescale(f, std::exp(c[f] - c_new));
-        c[f] = c_new;
-        p = std::exp(a[f] - c_new);
-      }
+      const T c_new = std::max(c[f], a.log[f]);
+      rescale(f, std::exp(c[f] - c_new));
+      c[f] = c_new;
+      const T p = a.value[f] * std::exp(a.log[f] - c_new);
       z[f] += p;
       for (int64_t i = 0; i < E; ++i) S[f * E + i] += p * v[i];
     }
@@ -119,61 +60,52 @@ struct HeadState {
     z[f] *= factor;
     for (int64_t i = 0; i < E; ++i) S[f * E + i] *= factor;
   }
-
-  /// Weights e_f of the features for a query with features b[M]: exp(b_f + c_f - r) with r the
-  /// largest exponent, or b itself under relu, with r = 0. Returns r; -inf if no key has been seen.
-  T weights(const T* b, T* e) const {
-    if (!positive) {
-      std::copy(b, b + M, e);
-      return 0;
-    }
-    const T none = -std::numeric_limits<T>::infinity();
-    T r = none;
-    for (int64_t f = 0; f < M; ++f) r = std::max(r, b[f] + c[f]);
-    for (int64_t f = 0; f < M; ++f) e[f] = c[f] == none ? T{0} : std::exp(b[f] + c[f] - r);
-    return r;
-  }
-
-  /// sum_f e_f z_f: at least 1 under the positive map once a key has been seen; 0 means that the
-  /// row has nothing to attend to.
-  T denominator(const T* e) const {
-    T sum = 0;
-    for (int64_t f = 0; f < M; ++f) sum += e[f] * z[f];
-    return sum;
-  }
-
-  void numerator(const T* e, T* n) const {
-    std::fill(n, n + E, T{0});
-    for (int64_t f = 0; f < M; ++f) {
-      for (int64_t i = 0; i < E; ++i) n[i] += e[f] * S[f * E + i];
-    }
-  }
 };
 
-/// Writes the output row of a query with features b. Returns its normalizer: the denominator, under
-/// the positive map as a logarithm and without the query's own |x|^2 / 2.
+/// Writes the output row of a query with features b; e[M] is scratch. Returns its normalizer: the
+/// logarithm of the denominator sum_f phi_f exp(c_f) z_f of log-linear maps, -inf without keys; the
+/// denominator of the others relative to the stabilisers of query and keys, 0 without keys. Without
+/// renormalisation the denominator is 1, and the others keep 1.
 template <class T>
-T answer(const HeadState<T>& state, const T* b, T* e, T* out) {
-  const T r = state.weights(b, e);
-  const T denominator = state.denominator(e);
-  state.numerator(e, out);
+T answer(const HeadState<T>& state, const Features<T>& b, T* e, T* out) {
+  const T none = -std::numeric_limits<T>::infinity();
+  std::fill(out, out + state.E, T{0});
+  if (state.empty()) return state.log_linear ? none : T{0};
+  T r = none;  // the largest exponent
+  for (int64_t f = 0; f < state.M; ++f) r = std::max(r, b.log[f] + state.c[f]);
+  T denominator = 0;
+  for (int64_t f = 0; f < state.M; ++f) {
+    e[f] = b.value[f] * std::exp(b.log[f] + state.c[f] - r);
+    denominator += e[f] * state.z[f];
+    for (int64_t i = 0; i < state.E; ++i) out[i] += e[f] * state.S[f * state.E + i];
+  }
+  if (!state.renormalize) {
+    for (int64_t i = 0; i < state.E; ++i) out[i] *= std::exp(r);
+    return state.log_linear ? T{0} : T{1};
+  }
   for (int64_t i = 0; i < state.E; ++i) out[i] = denominator == 0 ? T{0} : out[i] / denominator;
-  return state.positive ? r + std::log(denominator) : denominator;
+  return state.log_linear ? r + std::log(denominator) : denominator;
 }
 
-/// Replaces the features b of a query by its weights divided by the denominator, so that the
-/// output is sum_f e_f S_f.
+/// Weights of the features of a query, divided by its denominator: the output is sum_f e_f S_f with
+/// e_f = value_f slope_f. c: the state's stabilisers.
 template <class T>
-void normalize(const HeadState<T>& state, const T* c, T normalizer, T* b) {
+void weights(const HeadState<T>& state, const T* c, T normalizer, const Features<T>& b, T* e,
+             T* slope) {
   for (int64_t f = 0; f < state.M; ++f) {
-    b[f] = state.positive ? std::exp(b[f] + c[f] - normalizer) : b[f] / normalizer;
+    if (state.log_linear) {
+      slope[f] = std::exp(b.log[f] + c[f] - normalizer);
+    } else {
+      slope[f] = state.renormalize ? 1 / normalizer : std::exp(b.log[f] + c[f]);
+    }
+    e[f] = b.value[f] * slope[f];
   }
 }
 
 /// Whether a row with this normalizer had anything to attend to.
 template <class T>
 bool attends(const HeadState<T>& state, T normalizer) {
-  return state.positive ? normalizer != -std::numeric_limits<T>::infinity() : normalizer != 0;
+  return state.log_linear ? normalizer != -std::numeric_limits<T>::infinity() : normalizer != 0;
 }
 
 template <class T>
@@ -183,14 +115,15 @@ T inner(const T* a, const T* b, int64_t n) {
   return sum;
 }
 
-/// Gradient of the query's features, e_f (dout.S_f - delta z_f) with delta = dout.out; under relu
-/// the factor is 1 / denominator instead of e_f.
+/// Gradients of the query's features: slope_f (dout.S_f - delta z_f) of the values, times the value
+/// of the logarithms. delta = dout.out; 0 without renormalisation.
 template <class T>
-void query_gradient(const HeadState<T>& state, const T* dout, T delta, T normalizer, const T* e,
-                    T* db) {
+void query_gradient(const HeadState<T>& state, const T* dout, T delta, const T* e, const T* slope,
+                    T* dlog, T* dvalue) {
   for (int64_t f = 0; f < state.M; ++f) {
-    const T slope = inner(dout, &state.S[f * state.E], state.E) - delta * state.z[f];
-    db[f] = state.positive ? e[f] * slope : slope / normalizer;
+    const T gradient = inner(dout, &state.S[f * state.E], state.E) - delta * state.z[f];
+    dlog[f] = e[f] * gradient;
+    dvalue[f] = slope[f] * gradient;
   }
 }
 
@@ -203,40 +136,20 @@ void absorb_gradient(HeadState<T>& sums, const T* dout, T delta, const T* e) {
   }
 }
 
-/// Gradients of a key and its value: da_f = p_f (dS_f.v + dz_f), without p_f under relu, and
-/// dv = sum_f p_f dS_f. `a` holds the key's features and becomes their gradient; c is the
-/// stabiliser that `sums` is held at.
+/// Gradients of a key's features and of its value: those of the logarithms are p_f (dS_f.v + dz_f),
+/// dv = sum_f p_f dS_f. c is the stabiliser that `sums` is held at.
 template <class T>
-void key_gradient(const HeadState<T>& sums, const T* c, const T* v, T* a, T* dv) {
+void key_gradient(const HeadState<T>& sums, const T* c, const T* v, const Features<T>& a, T* dlog,
+                  T* dvalue, T* dv) {
   std::fill(dv, dv + sums.E, T{0});
   for (int64_t f = 0; f < sums.M; ++f) {
     const T* dS = &sums.S[f * sums.E];
-    const T p = sums.positive ? std::exp(a[f] - c[f]) : a[f];
-    a[f] = inner(dS, v, sums.E) + sums.z[f];
-    if (sums.positive) a[f] *= p;
-    for (int64_t i = 0; i < sums.E; ++i) dv[i] += p * dS[i];
+    const T slope = std::exp(a.log[f] - c[f]);
+    const T gradient = inner(dS, v, sums.E) + sums.z[f];
+    dvalue[f] = slope * gradient;
+    dlog[f] = a.value[f] * dvalue[f];
+    for (int64_t i = 0; i < sums.E; ++i) dv[i] += a.value[f] * slope * dS[i];
   }
-}
-
-/// Rows [q0, q1) attend to keys [k0, k1).
-struct Segment {
-  int64_t q0, q1, k0, k1;
-};
-
-template <class T>
-std::vector<Segment> segments(const AttentionParams<T>& params, int64_t L, int64_t S) {
-  if (params.cu_seqlens_q.empty()) return {{0, L, 0, S}};
-  std::vector<Segment> result;
-  for (size_t n = 0; n + 1 < params.cu_seqlens_q.size(); ++n) {
-    result.push_back({params.cu_seqlens_q[n], params.cu_seqlens_q[n + 1], params.cu_seqlens_k[n],
-                      params.cu_seqlens_k[n + 1]});
-  }
-  return result;
-}
-
-template <class T>
-bool allowed(const AttentionParams<T>& params, int64_t b, int64_t S, int64_t j) {
-  return params.key_padding_mask == nullptr || params.key_padding_mask[b * S + j] == 0;
 }
 
 template <class T>
@@ -255,75 +168,101 @@ void set_zero(View4<T> view) {
   }
 }
 
-/// Calls body(b, h, segment) for every independent piece of work.
-template <class T, class Body>
-void for_each_piece(const AttentionParams<T>& params, View4<const T> q, View4<const T> k,
-                    const Body& body) {
-  for (int64_t b = 0; b < q.sizes[0]; ++b) {
-    for (int64_t h = 0; h < q.sizes[1]; ++h) {
-      for (const Segment& s : segments(params, q.sizes[2], k.sizes[2])) body(b, h, s);
-    }
+/// Adds all allowed keys of a piece to `state`.
+template <class T>
+void absorb_keys(const AttentionParams<T>& params, View4<const T> k, View4<const T> v,
+                 const Piece<T>& p, HeadState<T>& state) {
+  Features<T> a(p.map.M);
+  for (int64_t j = p.k0; j < p.k1; ++j) {
+    if (!allowed(params, p.b, p.g, k.sizes[2], j)) continue;
+    const T weight = key_log_weight(params, p.b, p.g, k.sizes[2], j);
+    p.map.apply(k.row(p.b, p.g, j), Side::kKey, weight, a);
+    state.absorb(a, v.row(p.b, p.g, j));
   }
 }
 
 template <class T>
 void bidirectional_forward(const AttentionParams<T>& params, View4<const T> q, View4<const T> k,
                            View4<const T> v, View4<T> out, Saved<T>* saved = nullptr) {
-  const int64_t H = q.sizes[1], L = q.sizes[2], S = k.sizes[2];
-  for_each_piece(params, q, k, [&](int64_t b, int64_t h, Segment segment) {
-    const FeatureMap<T> map(params, h, q.sizes[3]);
-    HeadState<T> state(map, v.sizes[3]);
-    std::vector<T> a(map.M), e(map.M);
-    for (int64_t j = segment.k0; j < segment.k1; ++j) {
-      if (!allowed(params, b, S, j)) continue;
-      map.apply(k.row(b, h, j), Side::kKey, a.data());
-      state.absorb(a.data(), v.row(b, h, j));
-    }
-    for (int64_t i = segment.q0; i < segment.q1; ++i) {
-      map.apply(q.row(b, h, i), Side::kQuery, a.data());
-      const T normalizer = answer(state, a.data(), e.data(), out.row(b, h, i));
-      if (saved != nullptr && saved->normalizer != nullptr) {
-        saved->normalizer[(b * H + h) * L + i] = normalizer;
+  const int64_t H = q.sizes[1], L = q.sizes[2];
+  for_each_piece(params, q, k, [&](const Piece<T>& p) {
+    HeadState<T> state(p.map, v.sizes[3]);
+    state.renormalize = params.renormalize;
+    Features<T> a(p.map.M);
+    std::vector<T> e(p.map.M);
+    absorb_keys(params, k, v, p, state);
+    for (int64_t h = p.first_head; h < p.last_head; ++h) {
+      for (int64_t i = p.q0; i < p.q1; ++i) {
+        p.map.apply(q.row(p.b, h, i), Side::kQuery, T{0}, a);
+        const T normalizer = answer(state, a, e.data(), out.row(p.b, h, i));
+        if (saved != nullptr && saved->normalizer != nullptr) {
+          saved->normalizer[(p.b * H + h) * L + i] = normalizer;
+        }
       }
     }
   });
+}
+
+/// What the backward passes keep for one row at a time.
+template <class T>
+struct RowGradients {
+  Features<T> a;
+  std::vector<T> e, slope, dlog, dvalue, row;
+
+  RowGradients(int64_t M, int64_t E) : a(M), e(M), slope(M), dlog(M), dvalue(M), row(E) {}
+};
+
+/// dout.out, which renormalisation takes from each gradient of a weight.
+template <class T>
+T row_delta(const AttentionParams<T>& params, const T* dout, const T* out, int64_t E) {
+  return params.renormalize ? inner(dout, out, E) : T{0};
+}
+
+/// dk and dv of key j, whose gradients `sums` holds at stabilisers c.
+template <class T>
+void write_key_gradient(const AttentionParams<T>& params, const Piece<T>& p, View4<const T> k,
+                        View4<const T> v, int64_t j, const HeadState<T>& sums, const T* c,
+                        RowGradients<T>& row, View4<T> dk, View4<T> dv) {
+  const T weight = key_log_weight(params, p.b, p.g, k.sizes[2], j);
+  p.map.apply(k.row(p.b, p.g, j), Side::kKey, weight, row.a);
+  key_gradient(sums, c, v.row(p.b, p.g, j), row.a, row.dlog.data(), row.dvalue.data(),
+               dv.row(p.b, p.g, j));
+  p.map.backward(k.row(p.b, p.g, j), Side::kKey, row.dlog.data(), row.dvalue.data(),
+                 dk.row(p.b, p.g, j));
 }
 
 template <class T>
 void bidirectional_backward(const AttentionParams<T>& params, View4<const T> q, View4<const T> k,
                             View4<const T> v, View4<const T> out, View4<const T> dout,
                             const Saved<T>& /*saved*/, View4<T> dq, View4<T> dk, View4<T> dv) {
-  const int64_t S = k.sizes[2], E = v.sizes[3];
+  const int64_t E = v.sizes[3];
   set_zero(dq);
   set_zero(dk);
   set_zero(dv);
-  for_each_piece(params, q, k, [&](int64_t b, int64_t h, Segment segment) {
-    const FeatureMap<T> map(params, h, q.sizes[3]);
-    HeadState<T> state(map, E), sums(map, E);
-    std::vector<T> a(map.M), e(map.M), da(map.M);
-    for (int64_t j = segment.k0; j < segment.k1; ++j) {
-      if (!allowed(params, b, S, j)) continue;
-      map.apply(k.row(b, h, j), Side::kKey, a.data());
-      state.absorb(a.data(), v.row(b, h, j));
+  for_each_piece(params, q, k, [&](const Piece<T>& p) {
+    HeadState<T> state(p.map, E), sums(p.map, E);
+    state.renormalize = params.renormalize;
+    RowGradients<T> row(p.map.M, E);
+    absorb_keys(params, k, v, p, state);
+    for (int64_t h = p.first_head; h < p.last_head; ++h) {
+      for (int64_t i = p.q0; i < p.q1; ++i) {
+        const T* g = dout.row(p.b, h, i);
+        if (is_zero(g, E)) continue;
+        p.map.apply(q.row(p.b, h, i), Side::kQuery, T{0}, row.a);
+        const T normalizer = answer(state, row.a, row.e.data(), row.row.data());
+        if (!attends(state, normalizer)) continue;
+        weights(state, state.c.data(), normalizer, row.a, row.e.data(), row.slope.data());
+        const T delta = row_delta(params, g, out.row(p.b, h, i), E);
+        query_gradient(state, g, delta, row.e.data(), row.slope.data(), row.dlog.data(),
+                       row.dvalue.data());
+        p.map.backward(q.row(p.b, h, i), Side::kQuery, row.dlog.data(), row.dvalue.data(),
+                       dq.row(p.b, h, i));
+        absorb_gradient(sums, g, delta, row.e.data());
+      }
     }
-    std::vector<T> row(E);
-    for (int64_t i = segment.q0; i < segment.q1; ++i) {
-      const T* g = dout.row(b, h, i);
-      if (is_zero(g, E)) continue;
-      map.apply(q.row(b, h, i), Side::kQuery, a.data());
-      const T normalizer = answer(state, a.data(), e.data(), row.data());
-      if (!attends(state, normalizer)) continue;
-      normalize(state, state.c.data(), normalizer, a.data());
-      const T delta = inner(g, out.row(b, h, i), E);
-      query_gradient(state, g, delta, normalizer, a.data(), da.data());
-      map.backward(q.row(b, h, i), Side::kQuery, da.data(), dq.row(b, h, i));
-      absorb_gradient(sums, g, delta, a.data());
-    }
-    for (int64_t j = segment.k0; j < segment.k1; ++j) {
-      if (!allowed(params, b, S, j)) continue;
-      map.apply(k.row(b, h, j), Side::kKey, a.data());
-      key_gradient(sums, state.c.data(), v.row(b, h, j), a.data(), dv.row(b, h, j));
-      map.backward(k.row(b, h, j), Side::kKey, a.data(), dk.row(b, h, j));
+    for (int64_t j = p.k0; j < p.k1; ++j) {
+      if (!allowed(params, p.b, p.g, k.sizes[2], j)) continue;
+      write_key_gradient(params, p, k, v, j, sums, state.c.data(), row, dk, dv);
     }
   });
 }
@@ -340,15 +279,17 @@ struct BasicDecodeState {
       : B(b), H(h), M(m), E(e), c(b * h * m), S(b * h * m * e), z(b * h * m) {}
 };
 
-/// Copies head `index` = b * H + h of a DecodeState. There z = 0 marks an unseen feature.
+/// Copies head `index` = b * H + h of a DecodeState.
 template <class T, class State>
 void load(const State& from, int64_t index, HeadState<T>& to) {
+  const T none = -std::numeric_limits<T>::infinity();
   const int64_t M = to.M, ME = to.M * to.E;
   std::copy_n(from.c.begin() + index * M, M, to.c.begin());
   std::copy_n(from.S.begin() + index * ME, ME, to.S.begin());
   std::copy_n(from.z.begin() + index * M, M, to.z.begin());
-  for (int64_t f = 0; f < M; ++f) {
-    if (to.positive && to.z[f] == 0) to.c[f] = -std::numeric_limits<T>::infinity();
+  if (!to.log_linear && is_zero(to.S.data(), ME) && is_zero(to.z.data(), M)) to.clear();
+  for (int64_t f = 0; to.log_linear && f < M; ++f) {
+    if (to.z[f] == 0) to.c[f] = none;
   }
 }
 
@@ -360,7 +301,7 @@ void store(const HeadState<T>& from, int64_t index, State& to) {
   std::transform(from.S.begin(), from.S.end(), to.S.begin() + index * ME, convert);
   std::transform(from.z.begin(), from.z.end(), to.z.begin() + index * M, convert);
   for (int64_t f = 0; f < M; ++f) {
-    to.c[index * M + f] = from.z[f] == 0 ? U{0} : static_cast<U>(from.c[f]);
+    to.c[index * M + f] = from.empty() ? U{0} : static_cast<U>(from.c[f]);
   }
 }
 
@@ -368,31 +309,35 @@ template <class T, class State = DecodeState>
 void causal_forward(const AttentionParams<T>& params, View4<const T> q, View4<const T> k,
                     View4<const T> v, View4<T> out, Saved<T>* saved = nullptr,
                     const State* initial = nullptr, State* final_state = nullptr) {
-  const int64_t B = q.sizes[0], H = q.sizes[1], L = q.sizes[2], S = k.sizes[2], E = v.sizes[3];
+  const int64_t B = q.sizes[0], H = q.sizes[1], L = q.sizes[2];
+  const int64_t G = k.sizes[1], S = k.sizes[2], E = v.sizes[3];
   // Apart from *final_state, which may be the same object as *initial.
   State result;
   if (final_state != nullptr) {
-    result = State(B, H, FeatureMap<T>(params, 0, q.sizes[3]).M, E);
+    result = State(B, G, params.projection == nullptr ? q.sizes[3] : params.num_features, E);
     result.position = (initial != nullptr ? initial->position : 0) + S;
   }
-  for_each_piece(params, q, k, [&](int64_t b, int64_t h, Segment segment) {
-    const FeatureMap<T> map(params, h, q.sizes[3]);
-    HeadState<T> state(map, E);
-    if (initial != nullptr) load(*initial, b * H + h, state);
-    std::vector<T> a(map.M), e(map.M);
-    for (int64_t t = 0; t < segment.q1 - segment.q0; ++t) {
-      const int64_t i = segment.q0 + t, j = segment.k0 + t;
-      if (j < segment.k1 && allowed(params, b, S, j)) {
-        map.apply(k.row(b, h, j), Side::kKey, a.data());
-        state.absorb(a.data(), v.row(b, h, j));
+  for_each_piece(params, q, k, [&](const Piece<T>& p) {
+    HeadState<T> state(p.map, E);
+    state.renormalize = params.renormalize;
+    if (initial != nullptr) load(*initial, p.b * G + p.g, state);
+    Features<T> a(p.map.M);
+    std::vector<T> e(p.map.M);
+    for (int64_t t = 0; t < p.num_queries(); ++t) {
+      const int64_t i = p.q0 + t, j = p.k0 + t;
+      if (j < p.k1 && allowed(params, p.b, p.g, S, j)) {
+        p.map.apply(k.row(p.b, p.g, j), Side::kKey, key_log_weight(params, p.b, p.g, S, j), a);
+        state.absorb(a, v.row(p.b, p.g, j));
       }
-      map.apply(q.row(b, h, i), Side::kQuery, a.data());
-      const T normalizer = answer(state, a.data(), e.data(), out.row(b, h, i));
-      if (saved != nullptr && saved->normalizer != nullptr) {
-        saved->normalizer[(b * H + h) * L + i] = normalizer;
+      for (int64_t h = p.first_head; h < p.last_head; ++h) {
+        p.map.apply(q.row(p.b, h, i), Side::kQuery, T{0}, a);
+        const T normalizer = answer(state, a, e.data(), out.row(p.b, h, i));
+        if (saved != nullptr && saved->normalizer != nullptr) {
+          saved->normalizer[(p.b * H + h) * L + i] = normalizer;
+        }
       }
     }
-    if (final_state != nullptr) store(state, b * H + h, result);
+    if (final_state != nullptr) store(state, p.b * G + p.g, result);
   });
   if (final_state != nullptr) *final_state = std::move(result);
 }
@@ -405,52 +350,57 @@ void causal_backward(const AttentionParams<T>& params, View4<const T> q, View4<c
   set_zero(dq);
   set_zero(dk);
   set_zero(dv);
-  for_each_piece(params, q, k, [&](int64_t b, int64_t h, Segment segment) {
-    const FeatureMap<T> map(params, h, q.sizes[3]);
-    const int64_t M = map.M, steps = segment.q1 - segment.q0;
-    HeadState<T> state(map, E);
-    std::vector<T> a(M), e(M), da(M), row(E);
-    std::vector<T> c(steps * M);  // the stabilisers after each token
-    std::vector<T> normalizers(steps);
-    std::vector<bool> asks(steps);  // the row has a gradient and something to attend to
+  for_each_piece(params, q, k, [&](const Piece<T>& p) {
+    const int64_t M = p.map.M, steps = p.num_queries(), heads = p.last_head - p.first_head;
+    HeadState<T> state(p.map, E);
+    state.renormalize = params.renormalize;
+    RowGradients<T> row(M, E);
+    std::vector<T> c(steps * M);                // the stabilisers after each token
+    std::vector<T> normalizers(steps * heads);  // of each token's rows
+    std::vector<bool> asks(steps * heads);      // the row has a gradient and something to attend to
     // First sweep: the state grows as in the forward pass and gives dq.
     for (int64_t t = 0; t < steps; ++t) {
-      const int64_t i = segment.q0 + t, j = segment.k0 + t;
-      if (j < segment.k1 && allowed(params, b, S, j)) {
-        map.apply(k.row(b, h, j), Side::kKey, a.data());
-        state.absorb(a.data(), v.row(b, h, j));
+      const int64_t i = p.q0 + t, j = p.k0 + t;
+      if (j < p.k1 && allowed(params, p.b, p.g, S, j)) {
+        p.map.apply(k.row(p.b, p.g, j), Side::kKey, key_log_weight(params, p.b, p.g, S, j), row.a);
+        state.absorb(row.a, v.row(p.b, p.g, j));
       }
       std::copy(state.c.begin(), state.c.end(), c.begin() + t * M);
-      const T* g = dout.row(b, h, i);
-      if (is_zero(g, E)) continue;
-      map.apply(q.row(b, h, i), Side::kQuery, a.data());
-      normalizers[t] = answer(state, a.data(), e.data(), row.data());
-      asks[t] = attends(state, normalizers[t]);
-      if (!asks[t]) continue;
-      normalize(state, state.c.data(), normalizers[t], a.data());
-      query_gradient(state, g, inner(g, out.row(b, h, i), E), normalizers[t], a.data(), da.data());
-      map.backward(q.row(b, h, i), Side::kQuery, da.data(), dq.row(b, h, i));
+      for (int64_t h = p.first_head; h < p.last_head; ++h) {
+        const int64_t r = t * heads + h - p.first_head;
+        const T* g = dout.row(p.b, h, i);
+        if (is_zero(g, E)) continue;
+        p.map.apply(q.row(p.b, h, i), Side::kQuery, T{0}, row.a);
+        normalizers[r] = answer(state, row.a, row.e.data(), row.row.data());
+        asks[r] = attends(state, normalizers[r]);
+        if (!asks[r]) continue;
+        weights(state, state.c.data(), normalizers[r], row.a, row.e.data(), row.slope.data());
+        const T delta = row_delta(params, g, out.row(p.b, h, i), E);
+        query_gradient(state, g, delta, row.e.data(), row.slope.data(), row.dlog.data(),
+                       row.dvalue.data());
+        p.map.backward(q.row(p.b, h, i), Side::kQuery, row.dlog.data(), row.dvalue.data(),
+                       dq.row(p.b, h, i));
+      }
     }
     // Second sweep: the gradients of all later rows, held at the stabilisers of the token at hand.
     // These only fall on the way back, so no factor exceeds 1.
-    HeadState<T> sums(map, E);
+    HeadState<T> sums(p.map, E);
     for (int64_t t = steps - 1; t >= 0; --t) {
-      const int64_t i = segment.q0 + t, j = segment.k0 + t;
+      const int64_t i = p.q0 + t, j = p.k0 + t;
       const T* c_t = c.data() + t * M;
-      if (map.positive && c_t[0] == -std::numeric_limits<T>::infinity()) break;  // no keys so far
-      if (map.positive && t + 1 < steps) {
-        for (int64_t f = 0; f < M; ++f) sums.rescale(f, std::exp(c_t[f] - c_t[M + f]));
+      if (c_t[0] == -std::numeric_limits<T>::infinity()) break;  // no keys so far
+      for (int64_t f = 0; t + 1 < steps && f < M; ++f)
+        sums.rescale(f, std::exp(c_t[f] - c_t[M + f]));
+      for (int64_t h = p.first_head; h < p.last_head; ++h) {
+        const int64_t r = t * heads + h - p.first_head;
+        if (!asks[r]) continue;
+        const T* g = dout.row(p.b, h, i);
+        p.map.apply(q.row(p.b, h, i), Side::kQuery, T{0}, row.a);
+        weights(state, c_t, normalizers[r], row.a, row.e.data(), row.slope.data());
+        absorb_gradient(sums, g, row_delta(params, g, out.row(p.b, h, i), E), row.e.data());
       }
-      if (asks[t]) {
-        const T* g = dout.row(b, h, i);
-        map.apply(q.row(b, h, i), Side::kQuery, a.data());
-        normalize(state, c_t, normalizers[t], a.data());
-        absorb_gradient(sums, g, inner(g, out.row(b, h, i), E), a.data());
-      }
-      if (j < segment.k1 && allowed(params, b, S, j)) {
-        map.apply(k.row(b, h, j), Side::kKey, a.data());
-        key_gradient(sums, c_t, v.row(b, h, j), a.data(), dv.row(b, h, j));
-        map.backward(k.row(b, h, j), Side::kKey, a.data(), dk.row(b, h, j));
+      if (j < p.k1 && allowed(params, p.b, p.g, S, j)) {
+        write_key_gradient(params, p, k, v, j, sums, c_t, row, dk, dv);
       }
     }
   });

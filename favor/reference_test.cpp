@@ -31,34 +31,138 @@ double log_sum_exp(const std::vector<double>& x) {
   return largest + std::log(sum);
 }
 
-// log(phi(q).phi(k)) of one pair.
-double log_kernel(const Problem& p, int64_t h, const double* q, const double* k) {
-  const Case& c = p.spec;
-  const bool positive = c.feature_map == FeatureMapKind::kPositive;
-  const bool has_projection = c.projection != ProjectionUse::kNone;
-  const double scale = c.scale.value_or(positive ? 1 / std::sqrt(c.D) : 1);
-  const double eps = c.feature_eps.value_or(1e-3);
-  const int64_t M = has_projection ? c.M : c.D;
-  const int64_t head = c.projection == ProjectionUse::kPerHead ? h : 0;
-  std::vector<double> terms;
-  double squares = 0;
-  for (int64_t i = 0; i < c.D; ++i) squares += scale * (q[i] * q[i] + k[i] * k[i]);
-  for (int64_t f = 0; f < M; ++f) {
-    double uq = 0, uk = 0;
-    for (int64_t i = 0; i < c.D; ++i) {
-      const double w = has_projection ? p.projection[(head * M + f) * c.D + i] : i == f;
-      uq += std::sqrt(scale) * w * q[i];
-      uk += std::sqrt(scale) * w * k[i];
-    }
-    terms.push_back(positive ? uq + uk - squares / 2
-                             : std::log((std::max(uq, 0.0) + eps) * (std::max(uk, 0.0) + eps)));
+// g(u) of the generalised maps as written in textbooks.
+double generalised(FeatureMapKind kind, double u) {
+  switch (kind) {
+    case FeatureMapKind::kRelu:
+      return u > 0 ? u : 0;
+    case FeatureMapKind::kRelu2:
+      return u > 0 ? u * u : 0;
+    case FeatureMapKind::kElu1:
+      return u > 0 ? 1 + u : std::exp(u);
+    case FeatureMapKind::kExp:
+      return std::exp(u);
+    case FeatureMapKind::kSigmoid:
+      return std::exp(u) / (std::exp(u) + 1);
+    case FeatureMapKind::kSoftplus:
+      return std::log(1 + std::exp(u));
+    case FeatureMapKind::kGelu:
+      return u * (1 + std::erf(u * std::sqrt(0.5))) / 2;
+    case FeatureMapKind::kAbs:
+      return u < 0 ? -u : u;
+    case FeatureMapKind::kTanh:
+      return (std::exp(u) - std::exp(-u)) / (std::exp(u) + std::exp(-u));
+    case FeatureMapKind::kCos:
+      return std::cos(u);
+    case FeatureMapKind::kSin:
+      return std::sin(u);
+    default:
+      return u;
   }
-  return log_sum_exp(terms);
 }
 
-bool sees(const Problem& p, int64_t b, int64_t i, int64_t j) {
+// What the keys and queries of a head share: its rows and fitted parameters.
+struct Head {
+  const Case& c;
+  std::vector<double> rows, fitted;  // [R, D] or empty; num_map_parameters
+
+  Head(const Problem& p, int64_t g) : c(p.spec) {
+    const int64_t R = c.R();
+    const int64_t head = c.projection == ProjectionUse::kPerHead ? g : 0;
+    if (c.projection != ProjectionUse::kNone) {
+      const auto begin = p.projection.begin() + head * R * c.D;
+      rows.assign(begin, begin + R * c.D);
+    }
+    const int64_t numbers = num_map_parameters(c.feature_map, c.D);
+    if (!p.map_parameters.empty()) {
+      const auto begin = p.map_parameters.begin() + g * numbers;
+      fitted.assign(begin, begin + numbers);
+    }
+  }
+
+  double row(int64_t r, int64_t i) const { return rows.empty() ? r == i : rows[r * c.D + i]; }
+
+  // phi(x) of the definition, without a stabiliser. `top` is subtracted by the official code.
+  std::vector<double> features(const double* token, bool is_query, double top = 0) const {
+    const int64_t D = c.D, R = rows.empty() ? D : c.R();
+    const bool softmax = estimates_softmax(c.feature_map);
+    const double scale = c.scale.value_or(softmax ? 1 / std::sqrt(D) : 1);
+    const bool official = c.compatibility == Compatibility::kOfficial;
+    const bool relu = c.feature_map == FeatureMapKind::kRelu;
+    const double eps = c.feature_eps.value_or(official ? 1e-6 : relu ? 1e-3 : 0);
+    std::vector<double> x(D), a(D, 0.0), turned(D);
+    for (int64_t i = 0; i < D; ++i) x[i] = std::sqrt(scale) * token[i];
+    if (c.feature_map == FeatureMapKind::kFavorSharpDiagonal) {
+      for (int64_t i = 0; i < D; ++i) x[i] *= is_query ? fitted[1 + i] : 1 / fitted[1 + i];
+    }
+    turned = x;
+    if (c.feature_map == FeatureMapKind::kFavorSharp) {
+      for (int64_t l = 0; l < D; ++l) {
+        a[l] = fitted[l];
+        turned[l] = 0;
+        for (int64_t i = 0; i < D; ++i) turned[l] += fitted[D + l * D + i] * x[i];
+      }
+    } else if (is_fitted(c.feature_map)) {
+      a.assign(D, fitted[0]);
+    }
+    double half_square = 0, constant = 1;
+    for (int64_t l = 0; l < D; ++l) {
+      half_square += x[l] * x[l] / 2;
+      constant *= std::pow(1 - 4 * a[l], 0.25);
+    }
+    std::vector<double> phi, second;
+    for (int64_t r = 0; r < R; ++r) {
+      double u = 0, square = 0;
+      for (int64_t l = 0; l < D; ++l) {
+        u += std::sqrt(1 - 4 * a[l]) * row(r, l) * turned[l];
+        square += a[l] * row(r, l) * row(r, l);
+      }
+      if (c.feature_map == FeatureMapKind::kTrig) {
+        phi.push_back(std::exp(half_square) * std::sin(u) / std::sqrt(R));
+        second.push_back(std::exp(half_square) * std::cos(u) / std::sqrt(R));
+      } else if (softmax) {
+        const double factor = constant / std::sqrt(c.M);
+        phi.push_back(factor * (std::exp(square + u - half_square - top) + eps));
+        if (c.feature_map == FeatureMapKind::kHyperbolic) {
+          second.push_back(factor * (std::exp(-u - half_square - top) + eps));
+        }
+      } else {
+        phi.push_back(generalised(c.feature_map, u) + eps);
+      }
+    }
+    phi.insert(phi.end(), second.begin(), second.end());
+    return phi;
+  }
+
+  // The largest w.x of a token.
+  double top(const double* token) const {
+    const double scale = c.scale.value_or(1 / std::sqrt(c.D));
+    double largest = -kInfinity;
+    for (int64_t r = 0; r < c.R(); ++r) {
+      double u = 0;
+      for (int64_t i = 0; i < c.D; ++i) u += row(r, i) * std::sqrt(scale) * token[i];
+      largest = std::max(largest, u);
+    }
+    return largest;
+  }
+};
+
+double inner(const std::vector<double>& a, const std::vector<double>& b) {
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+double log_weight(const Problem& p, int64_t b, int64_t g, int64_t j) {
+  const int64_t W = p.spec.weights == test::WeightKind::kPerHead ? p.spec.G() : 1;
+  if (p.key_log_weight.empty()) return 0;
+  return p.key_log_weight[(b * W + (W == 1 ? 0 : g)) * p.spec.S + j];
+}
+
+bool sees(const Problem& p, int64_t b, int64_t g, int64_t i, int64_t j) {
   const Case& c = p.spec;
   if (!p.mask.empty() && p.mask[b * c.S + j] != 0) return false;
+  if (log_weight(p, b, g, j) == -kInfinity) return false;
   if (c.cu_seqlens_q.empty()) return !c.causal || j <= i;
   for (size_t n = 0; n + 1 < c.cu_seqlens_q.size(); ++n) {
     const int64_t q0 = c.cu_seqlens_q[n], k0 = c.cu_seqlens_k[n];
@@ -68,28 +172,38 @@ bool sees(const Problem& p, int64_t b, int64_t i, int64_t j) {
   return false;
 }
 
+// The output by its definition, pair by pair.
 std::vector<double> brute_force(const Problem& p) {
   const Case& c = p.spec;
   const std::vector<double> q(p.q.begin(), p.q.end()), k(p.k.begin(), p.k.end());
   std::vector<double> out;
   for (int64_t b = 0; b < c.B; ++b) {
     for (int64_t h = 0; h < c.H; ++h) {
+      const int64_t g = h / c.group, bg = b * c.G() + g;
+      const Head head(p, g);
       for (int64_t i = 0; i < c.L; ++i) {
-        std::vector<double> scores;
+        const double* token = &q[((b * c.H + h) * c.L + i) * c.D];
         std::vector<int64_t> keys;
+        double top = 0, query_top = 0;
         for (int64_t j = 0; j < c.S; ++j) {
-          if (!sees(p, b, i, j)) continue;
-          keys.push_back((b * c.H + h) * c.S + j);
-          scores.push_back(
-              log_kernel(p, h, &q[((b * c.H + h) * c.L + i) * c.D], &k[keys.back() * c.D]));
+          if (sees(p, b, g, i, j)) keys.push_back(j);
         }
-        const double normalizer = log_sum_exp(scores);
-        for (int64_t e = 0; e < c.E; ++e) {
-          double sum = 0;
-          for (size_t n = 0; n < keys.size(); ++n) {
-            sum += std::exp(scores[n] - normalizer) * p.v[keys[n] * c.E + e];
-          }
-          out.push_back(sum);
+        if (c.compatibility == Compatibility::kOfficial) {
+          query_top = head.top(token);
+          top = -kInfinity;
+          for (const int64_t j : keys) top = std::max(top, head.top(&k[(bg * c.S + j) * c.D]));
+        }
+        const std::vector<double> phi = head.features(token, true, query_top);
+        double total = 0;
+        std::vector<double> sums(c.E);
+        for (const int64_t j : keys) {
+          const double weight = std::exp(log_weight(p, b, g, j)) *
+                                inner(phi, head.features(&k[(bg * c.S + j) * c.D], false, top));
+          total += weight;
+          for (int64_t e = 0; e < c.E; ++e) sums[e] += weight * p.v[(bg * c.S + j) * c.E + e];
+        }
+        for (const double sum : sums) {
+          out.push_back(!c.renormalize || total == 0 ? sum : sum / total);
         }
       }
     }
@@ -129,6 +243,15 @@ std::vector<Case> small_cases() {
       c.cu_seqlens_k = {0, 2, 5, 5, 5, 9};
       c.mask = MaskKind::kRandom;
       cases.push_back(c);
+      c.group = 2;
+      c.weights = test::WeightKind::kShared;
+      cases.push_back(c);
+      c = base;
+      c.H = 4;
+      c.group = 2;
+      c.projection = ProjectionUse::kPerHead;
+      c.weights = test::WeightKind::kPerHead;
+      cases.push_back(c);
       c = base;
       c.feature_map = FeatureMapKind::kRelu;
       c.mask = MaskKind::kRandom;
@@ -141,8 +264,57 @@ std::vector<Case> small_cases() {
   return cases;
 }
 
+// Every map, alone and with what changes its features.
+std::vector<Case> map_cases() {
+  std::vector<Case> cases;
+  for (int kind = 0; kind <= static_cast<int>(FeatureMapKind::kIdentity); ++kind) {
+    for (const bool causal : {false, true}) {
+      Case c;
+      c.feature_map = static_cast<FeatureMapKind>(kind);
+      c.causal = causal;
+      c.B = 1;
+      c.H = c.group = 2;
+      c.L = c.S = 7;
+      c.D = 4;
+      c.E = 3;
+      c.M = 6;
+      c.norm = 0.8;
+      if (is_fitted(c.feature_map) && !causal) continue;
+      cases.push_back(c);
+      c.weights = test::WeightKind::kShared;
+      c.mask = MaskKind::kRandom;
+      cases.push_back(c);
+      c.renormalize = false;
+      cases.push_back(c);
+      const bool takes_eps = !is_fitted(c.feature_map) && c.feature_map != FeatureMapKind::kTrig;
+      if (takes_eps) {
+        c.feature_eps = 0.05;
+        cases.push_back(c);
+        c.renormalize = true;
+        cases.push_back(c);
+      }
+      if (!estimates_softmax(c.feature_map)) {
+        c.projection = ProjectionUse::kNone;
+        cases.push_back(c);
+      }
+      if (c.feature_map == FeatureMapKind::kPositive && !causal) {
+        c.compatibility = Compatibility::kOfficial;
+        cases.push_back(c);
+      }
+    }
+  }
+  return cases;
+}
+
+std::vector<Case> all_cases() {
+  std::vector<Case> cases = small_cases();
+  const std::vector<Case> maps = map_cases();
+  cases.insert(cases.end(), maps.begin(), maps.end());
+  return cases;
+}
+
 TEST(Reference, ForwardIsTheQuadraticForm) {
-  for (const Case& spec : small_cases()) {
+  for (const Case& spec : all_cases()) {
     SCOPED_TRACE(spec.name());
     const Problem p = test::make_problem(spec);
     const std::vector<double> expected = brute_force(p);
@@ -150,7 +322,8 @@ TEST(Reference, ForwardIsTheQuadraticForm) {
     ASSERT_EQ(expected.size(), actual.out.size());
     for (size_t i = 0; i < expected.size(); ++i) {
       // Exponents reach a few hundred at norm 8, and carry that many rounding errors of 1e-16.
-      ASSERT_NEAR(actual.out[i], expected[i], 1e-12) << "element " << i;
+      ASSERT_NEAR(actual.out[i], expected[i], 1e-12 * (1 + std::abs(expected[i])))
+          << "element " << i;
     }
   }
 }
@@ -158,23 +331,23 @@ TEST(Reference, ForwardIsTheQuadraticForm) {
 // A double problem whose inputs can be moved one by one.
 struct Differences {
   Problem p;
-  std::vector<double> q, k, v, w;
+  std::vector<double> q, k, v;
 
   explicit Differences(const Problem& problem)
       : p(problem),
         q(p.q.begin(), p.q.end()),
         k(p.k.begin(), p.k.end()),
-        v(p.v.begin(), p.v.end()),
-        w(p.projection.begin(), p.projection.end()) {}
+        v(p.v.begin(), p.v.end()) {}
 
   // sum(dout * out)
   double loss() {
     const Case& c = p.spec;
     std::vector<double> out(p.dout.size());
-    const auto params = test::make_params(p, w);
+    const test::Params<double> owned(p);
+    const AttentionParams<double>& params = owned.value;
     const View4<const double> qv = contiguous_view<const double>(q.data(), c.B, c.H, c.L, c.D);
-    const View4<const double> kv = contiguous_view<const double>(k.data(), c.B, c.H, c.S, c.D);
-    const View4<const double> vv = contiguous_view<const double>(v.data(), c.B, c.H, c.S, c.E);
+    const View4<const double> kv = contiguous_view<const double>(k.data(), c.B, c.G(), c.S, c.D);
+    const View4<const double> vv = contiguous_view<const double>(v.data(), c.B, c.G(), c.S, c.E);
     const View4<double> ov = contiguous_view(out.data(), c.B, c.H, c.L, c.E);
     if (c.causal) {
       reference::causal_forward(params, qv, kv, vv, ov);
@@ -198,7 +371,9 @@ struct Differences {
 };
 
 TEST(Reference, BackwardIsTheDerivative) {
-  for (const Case& spec : small_cases()) {
+  for (const Case& spec : all_cases()) {
+    // The official code's maximum carries no gradient here, but moves its output.
+    if (spec.compatibility == Compatibility::kOfficial) continue;
     SCOPED_TRACE(spec.name());
     const Problem p = test::make_problem(spec);
     const Results<double> r = test::run_reference<double>(p);
@@ -208,13 +383,15 @@ TEST(Reference, BackwardIsTheDerivative) {
       for (size_t i = 0; i < x.size(); ++i) {
         const int64_t row = static_cast<int64_t>(i) / width;
         if (is_key && !p.mask.empty()) {
-          const int64_t b = row / spec.S / spec.H;
+          const int64_t b = row / spec.S / spec.G();
           if (p.mask[b * spec.S + row % spec.S] != 0) {
             ASSERT_EQ(gradient[i], 0) << name << " of a masked key, element " << i;
             continue;
           }
         }
         const double expected = d.slope(x[i]);
+        // Maps of both signs can have a denominator near 0, where differences fail.
+        if (std::abs(expected) > 1000) continue;
         // Differences err by step^2 times the third derivative, which grows as norm^3 with the
         // keys, and by rounding of the loss over the step, 1e-15 / 1e-5 times exponents of a few
         // hundred.
@@ -267,7 +444,11 @@ TEST(Reference, NormalizerIsTheDenominator) {
       std::vector<double> scores;
       double half_square = 0;
       for (int64_t d = 0; d < 8; ++d) half_square += q[i * 8 + d] * q[i * 8 + d] / std::sqrt(8) / 2;
-      for (int64_t j = 0; j < 5; ++j) scores.push_back(log_kernel(p, 0, &q[i * 8], &k[j * 8]));
+      const Head head(p, 0);
+      for (int64_t j = 0; j < 5; ++j) {
+        scores.push_back(
+            std::log(inner(head.features(&q[i * 8], true), head.features(&k[j * 8], false))));
+      }
       const double log_sum = log_sum_exp(scores);
       if (map == FeatureMapKind::kPositive) {
         EXPECT_NEAR(normalizer[i], log_sum + half_square, 1e-12);

@@ -186,9 +186,16 @@ enum class MaskKind {
   kItem,    ///< every key of item 0
 };
 
+enum class WeightKind {
+  kNone,
+  kShared,   ///< of all key heads, standard deviation 1, a few of them -inf
+  kPerHead,  ///< of each key head
+};
+
 /// One attention problem. Rows of q and k have entries of standard deviation `norm`.
 struct Case {
   int64_t B = 1, H = 2, L = 64, S = 64, D = 8, E = 8, M = 16;
+  int64_t group = 1;  ///< query heads of a key head; divides H
   bool causal = false;
   FeatureMapKind feature_map = FeatureMapKind::kPositive;
   ProjectionUse projection = ProjectionUse::kShared;
@@ -197,21 +204,31 @@ struct Case {
   double norm = 1;
   Layout layout = Layout::kContiguous;
   std::optional<double> scale, feature_eps;
+  Compatibility compatibility = Compatibility::kNone;
+  bool renormalize = true;
+  WeightKind weights = WeightKind::kNone;
   bool keep_state = true;  ///< pass Saved::state
   uint64_t seed = 1;
+
+  int64_t G() const { return H / group; }
+  /// Rows of a random matrix.
+  int64_t R() const { return num_projection_rows(feature_map, M); }
 
   std::string name() const {
     return message(causal ? "causal" : "bidirectional", " ", to_string(feature_map), " B", B, " H",
                    H, " L", L, " S", S, " D", D, " E", E, " M", M, " norm ", norm, " mask ",
                    static_cast<int>(mask), " projection ", static_cast<int>(projection), " layout ",
-                   static_cast<int>(layout), " segments ", cu_seqlens_q.size());
+                   static_cast<int>(layout), " segments ", cu_seqlens_q.size(), " group ", group,
+                   " weights ", static_cast<int>(weights), " renormalize ", renormalize, " eps ",
+                   feature_eps.value_or(-1));
   }
 };
 
 /// The tensors of a case in row-major order. Masked keys and values hold NaN and 1e30.
 struct Problem {
   Case spec;
-  std::vector<float> q, k, v, dout, projection;
+  std::vector<float> q, k, v, dout, projection, key_log_weight;
+  std::vector<float> map_parameters;  ///< given to causal calls of a fitted map
   std::vector<uint8_t> mask;
 };
 
@@ -220,13 +237,13 @@ inline Problem make_problem(const Case& spec) {
   Problem p;
   p.spec = spec;
   p.q = random_normal(c.seed, 1, c.B * c.H * c.L * c.D, c.norm);
-  p.k = random_normal(c.seed, 2, c.B * c.H * c.S * c.D, c.norm);
-  p.v = random_normal(c.seed, 3, c.B * c.H * c.S * c.E);
+  p.k = random_normal(c.seed, 2, c.B * c.G() * c.S * c.D, c.norm);
+  p.v = random_normal(c.seed, 3, c.B * c.G() * c.S * c.E);
   p.dout = random_normal(c.seed, 4, c.B * c.H * c.L * c.E);
   if (c.projection != ProjectionUse::kNone) {
-    for (int64_t h = 0; h < (c.projection == ProjectionUse::kPerHead ? c.H : 1); ++h) {
+    for (int64_t h = 0; h < (c.projection == ProjectionUse::kPerHead ? c.G() : 1); ++h) {
       ProjectionSpec matrix;
-      matrix.num_features = c.M;
+      matrix.num_features = c.R();
       matrix.head_dim = c.D;
       matrix.seed = c.seed;
       matrix.head = static_cast<uint32_t>(h);
@@ -235,16 +252,36 @@ inline Problem make_problem(const Case& spec) {
     }
   }
   if (c.layout == Layout::kExpanded) {
-    const auto repeat = [&](std::vector<float>& x, int64_t head_size) {
+    const auto repeat = [&](std::vector<float>& x, int64_t heads, int64_t head_size) {
       for (int64_t i = 0; i < static_cast<int64_t>(x.size()); ++i) {
-        const int64_t b = i / (c.H * head_size);
-        x[i] = x[b * c.H * head_size + i % head_size];
+        const int64_t b = i / (heads * head_size);
+        x[i] = x[b * heads * head_size + i % head_size];
       }
     };
-    repeat(p.q, c.L * c.D);
-    repeat(p.k, c.S * c.D);
-    repeat(p.v, c.S * c.E);
-    repeat(p.dout, c.L * c.E);
+    repeat(p.q, c.H, c.L * c.D);
+    repeat(p.k, c.G(), c.S * c.D);
+    repeat(p.v, c.G(), c.S * c.E);
+    repeat(p.dout, c.H, c.L * c.E);
+  }
+  if (c.causal && is_fitted(c.feature_map)) {
+    AttentionParams<float> params;
+    params.feature_map = c.feature_map;
+    params.scale = c.scale;
+    params.projection = p.projection.data();
+    params.num_features = c.M;
+    params.num_projections = c.projection == ProjectionUse::kPerHead ? c.G() : 1;
+    params.num_map_parameter_sets = c.G();
+    p.map_parameters =
+        fit_feature_map<float>(params, contiguous_view<const float>(p.q.data(), c.B, c.H, c.L, c.D),
+                               contiguous_view<const float>(p.k.data(), c.B, c.G(), c.S, c.D));
+  }
+  RandomStream weights(c.seed, 6);
+  if (c.weights != WeightKind::kNone) {
+    p.key_log_weight.resize(c.B * (c.weights == WeightKind::kPerHead ? c.G() : 1) * c.S);
+    for (float& weight : p.key_log_weight) {
+      weight = weights.uniform() < 0.2 ? -std::numeric_limits<float>::infinity()
+                                       : static_cast<float>(weights.normal());
+    }
   }
   if (c.mask == MaskKind::kNone) return p;
   RandomStream rng(c.seed, 5);
@@ -257,9 +294,9 @@ inline Problem make_problem(const Case& spec) {
       p.mask[b * c.S + j] = ignored ? static_cast<uint8_t>(1 + rng.below(255)) : 0;
       if (!ignored) continue;
       const float garbage = j % 2 == 0 ? std::numeric_limits<float>::quiet_NaN() : 1e30f;
-      for (int64_t h = 0; h < c.H; ++h) {
-        std::fill_n(p.k.begin() + ((b * c.H + h) * c.S + j) * c.D, c.D, garbage);
-        std::fill_n(p.v.begin() + ((b * c.H + h) * c.S + j) * c.E, c.E, garbage);
+      for (int64_t g = 0; g < c.G(); ++g) {
+        std::fill_n(p.k.begin() + ((b * c.G() + g) * c.S + j) * c.D, c.D, garbage);
+        std::fill_n(p.v.begin() + ((b * c.G() + g) * c.S + j) * c.E, c.E, garbage);
       }
     }
   }
@@ -273,6 +310,7 @@ struct Results {
   bool guards_intact = true;
 };
 
+/// The parameters of a problem without fitted parameters and key weights.
 template <class T>
 AttentionParams<T> make_params(const Problem& p, const std::vector<T>& projection) {
   AttentionParams<T> params;
@@ -280,13 +318,39 @@ AttentionParams<T> make_params(const Problem& p, const std::vector<T>& projectio
   params.scale = p.spec.scale;
   params.feature_eps = p.spec.feature_eps;
   params.projection = projection.empty() ? nullptr : projection.data();
-  params.num_projections = p.spec.projection == ProjectionUse::kPerHead ? p.spec.H : 1;
+  params.compatibility = p.spec.compatibility;
+  params.renormalize = p.spec.renormalize;
+  params.num_projections = p.spec.projection == ProjectionUse::kPerHead ? p.spec.G() : 1;
   params.num_features = projection.empty() ? 0 : p.spec.M;
   params.key_padding_mask = p.mask.empty() ? nullptr : p.mask.data();
   params.cu_seqlens_q = p.spec.cu_seqlens_q;
   params.cu_seqlens_k = p.spec.cu_seqlens_k;
   return params;
 }
+
+/// The parameters of a problem in T, with the arrays they point to.
+template <class T>
+struct Params {
+  std::vector<T> projection, map_parameters, key_log_weight;
+  AttentionParams<T> value;
+
+  explicit Params(const Problem& p)
+      : projection(p.projection.begin(), p.projection.end()),
+        map_parameters(p.map_parameters.begin(), p.map_parameters.end()),
+        key_log_weight(p.key_log_weight.begin(), p.key_log_weight.end()),
+        value(make_params(p, projection)) {
+    if (!map_parameters.empty()) {
+      value.map_parameters = map_parameters.data();
+      value.num_map_parameter_sets = p.spec.G();
+    }
+    if (!key_log_weight.empty()) {
+      value.key_log_weight = key_log_weight.data();
+      value.num_key_log_weights = p.spec.weights == WeightKind::kPerHead ? p.spec.G() : 1;
+    }
+  }
+  Params(const Params&) = delete;
+  Params& operator=(const Params&) = delete;
+};
 
 enum class Passes {
   kForward,  ///< gradients stay empty
@@ -305,8 +369,7 @@ Results<T> run_reference(const Problem& p, Passes passes = Passes::kBoth) {
   const auto convert = [](const std::vector<float>& x) {
     return std::vector<T>(x.begin(), x.end());
   };
-  std::vector<T> q = convert(p.q), k = convert(p.k), v = convert(p.v), dout = convert(p.dout),
-                 w = convert(p.projection);
+  std::vector<T> q = convert(p.q), k = convert(p.k), v = convert(p.v), dout = convert(p.dout);
   Results<T> r;
   if (passes == Passes::kTerms) {
     for (std::vector<T>* x : {&v, &dout}) {
@@ -316,12 +379,14 @@ Results<T> run_reference(const Problem& p, Passes passes = Passes::kBoth) {
   const T nan = std::numeric_limits<T>::quiet_NaN();
   r.out.assign(dout.size(), nan);
   const auto view = [&](std::vector<T>& x, int64_t length, int64_t width) {
-    return contiguous_view(x.data(), c.B, c.H, length, width);
+    const int64_t heads = &x == &k || &x == &v || &x == &r.dk || &x == &r.dv ? c.G() : c.H;
+    return contiguous_view(x.data(), c.B, heads, length, width);
   };
   const auto read = [&](std::vector<T>& x, int64_t length, int64_t width) {
     return View4<const T>(view(x, length, width));
   };
-  const AttentionParams<T> params = make_params(p, w);
+  const Params<T> owned(p);
+  const AttentionParams<T>& params = owned.value;
   const auto forward =
       c.causal ? reference::causal_forward<T, DecodeState>
                : +[](const AttentionParams<T>& a, View4<const T> b, View4<const T> d,
@@ -346,8 +411,8 @@ Results<T> run_reference(const Problem& p, Passes passes = Passes::kBoth) {
 inline Results<float> run_kernel(const Problem& p, Passes passes = Passes::kBoth) {
   const Case& c = p.spec;
   const Layout output = c.layout == Layout::kExpanded ? Layout::kContiguous : c.layout;
-  const std::array<int64_t, 4> q_size{c.B, c.H, c.L, c.D}, k_size{c.B, c.H, c.S, c.D},
-      v_size{c.B, c.H, c.S, c.E}, out_size{c.B, c.H, c.L, c.E};
+  const std::array<int64_t, 4> q_size{c.B, c.H, c.L, c.D}, k_size{c.B, c.G(), c.S, c.D},
+      v_size{c.B, c.G(), c.S, c.E}, out_size{c.B, c.H, c.L, c.E};
   Buffer q(q_size, c.layout), k(k_size, c.layout), v(v_size, c.layout), dout(out_size, c.layout);
   Buffer out(out_size, output), dq(q_size, output), dk(k_size, output), dv(v_size, output);
   q.set(p.q);
@@ -358,14 +423,15 @@ inline Results<float> run_kernel(const Problem& p, Passes passes = Passes::kBoth
   const int64_t segments =
       c.cu_seqlens_q.empty() ? 1 : static_cast<int64_t>(c.cu_seqlens_q.size()) - 1;
   Buffer normalizer({c.B, c.H, c.L, 1}, Layout::kContiguous);
-  Buffer state({1, 1, 1, saved_state_size(c.B, c.H, c.L, M, c.E, c.causal, segments)},
+  Buffer state({1, 1, 1, saved_state_size(c.B, c.G(), c.L, M, c.E, c.causal, segments)},
                Layout::kContiguous);
-  std::vector<uint8_t> chunk_starts(c.B * c.H * c.L + 1, 0xee);
+  std::vector<uint8_t> chunk_starts(c.B * c.G() * c.L + 1, 0xee);
   Saved<float> saved;
   saved.normalizer = normalizer.view().data;
   saved.state = c.keep_state ? state.view().data : nullptr;
   saved.chunk_starts = c.causal ? chunk_starts.data() : nullptr;
-  const AttentionParams<float> params = make_params(p, p.projection);
+  const Params<float> owned(p);
+  const AttentionParams<float>& params = owned.value;
   const bool both = passes != Passes::kForward;
   if (c.causal) {
     causal_forward<float>(params, q.view(), k.view(), v.view(), out.view(), &saved);

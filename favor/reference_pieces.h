@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// The independent pieces of work of an attention call: which queries see which keys through which
+// feature map, and the statistics of fitted maps.
+#ifndef FAVOR_REFERENCE_PIECES_H_
+#define FAVOR_REFERENCE_PIECES_H_
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "favor/attention.h"
+#include "favor/fitted_map.h"
+#include "favor/reference_map.h"
+
+namespace favor::reference {
+
+/// One key head of one segment of a batch item, with the query heads that use it: rows [q0, q1)
+/// attend to keys [k0, k1).
+template <class T>
+struct Piece {
+  int64_t b, g, first_head, last_head, q0, q1, k0, k1;
+  FeatureMap<T> map;
+
+  int64_t num_queries() const { return q1 - q0; }
+};
+
+/// Whether key j takes part, for key head g.
+template <class T>
+bool allowed(const AttentionParams<T>& params, int64_t b, int64_t g, int64_t S, int64_t j) {
+  if (params.key_padding_mask != nullptr && params.key_padding_mask[b * S + j] != 0) return false;
+  return key_log_weight(params, b, g, S, j) != -std::numeric_limits<T>::infinity();
+}
+
+/// Adds the tokens of a piece to `moments`: allowed keys, and queries except those at the positions
+/// of masked keys where L = S.
+template <class T>
+void add_moments(const AttentionParams<T>& params, View4<const T> q, View4<const T> k,
+                 const Piece<T>& p, Moments& moments) {
+  const int64_t L = q.sizes[2], S = k.sizes[2];
+  const double root = std::sqrt(resolve_scale(params, q.sizes[3]));
+  for (int64_t j = p.k0; j < p.k1; ++j) {
+    if (allowed(params, p.b, p.g, S, j)) moments.add_key(k.row(p.b, p.g, j), root);
+  }
+  for (int64_t i = p.q0; i < p.q1; ++i) {
+    if (L == S && !allowed(params, p.b, p.g, S, i)) continue;
+    for (int64_t h = p.first_head; h < p.last_head; ++h) moments.add_query(q.row(p.b, h, i), root);
+  }
+}
+
+/// Calls body(piece) for every independent piece of work, its feature map made.
+template <class T, class Body>
+void for_each_piece(const AttentionParams<T>& params, View4<const T> q, View4<const T> k,
+                    const Body& body) {
+  const int64_t B = q.sizes[0], H = q.sizes[1], L = q.sizes[2], D = q.sizes[3];
+  const int64_t G = k.sizes[1], S = k.sizes[2];
+  const int64_t group = G == 0 ? 0 : H / G;
+  const bool packed = !params.cu_seqlens_q.empty();
+  const size_t segments = packed ? params.cu_seqlens_q.size() - 1 : 1;
+  const int64_t numbers = num_map_parameters(params.feature_map, D);
+  for (int64_t b = 0; b < B; ++b) {
+    for (int64_t g = 0; g < G; ++g) {
+      for (size_t n = 0; n < segments; ++n) {
+        std::vector<double> fitted;
+        if (params.map_parameters != nullptr && numbers > 0) {
+          const T* from =
+              params.map_parameters + (params.num_map_parameter_sets == 1 ? 0 : g * numbers);
+          fitted.assign(from, from + numbers);
+        } else if (numbers > 0) {
+          fitted = Moments(D, false).fit(params.feature_map);
+        }
+        Piece<T> piece{b,
+                       g,
+                       g * group,
+                       (g + 1) * group,
+                       packed ? params.cu_seqlens_q[n] : 0,
+                       packed ? params.cu_seqlens_q[n + 1] : L,
+                       packed ? params.cu_seqlens_k[n] : 0,
+                       packed ? params.cu_seqlens_k[n + 1] : S,
+                       FeatureMap<T>(params, g, D, fitted)};
+        if (numbers > 0 && params.map_parameters == nullptr) {
+          Moments moments(D, params.feature_map == FeatureMapKind::kFavorSharp);
+          add_moments(params, q, k, piece, moments);
+          piece.map = FeatureMap<T>(params, g, D, moments.fit(params.feature_map));
+        }
+        for (int64_t j = piece.k0; j < piece.k1; ++j) {
+          if (allowed(params, b, g, S, j)) piece.map.see_key(k.row(b, g, j));
+        }
+        body(piece);
+      }
+    }
+  }
+}
+
+}  // namespace favor::reference
+
+#endif  // FAVOR_REFERENCE_PIECES_H_
