@@ -13,77 +13,12 @@
 #include "favor/isa.h"
 #include "favor/parallel.h"
 #include "favor/plan.h"
+#include "favor/plan_checks.h"
 #include "favor/reference.h"
 #include "hwy/aligned_allocator.h"
 
 namespace favor {
 namespace {
-
-/// The product of sizes, which are not negative. Throws if it overflows.
-int64_t checked_product(const char* op, std::initializer_list<int64_t> sizes) {
-  int64_t product = 1;
-  for (int64_t size : sizes) {
-    FAVOR_CHECK(!__builtin_mul_overflow(product, size, &product), op,
-                ": the product of the sizes overflows 64 bits, expected less than 2^63 elements");
-  }
-  return product;
-}
-
-template <class T>
-void check_view(const char* op, const char* name, const View4<T>& view) {
-  for (int64_t size : view.sizes) {
-    FAVOR_CHECK(size >= 0, op, ": ", name, " has shape ", shape_string(view),
-                ", expected no negative size");
-  }
-  FAVOR_CHECK(view.strides[3] == 1 || view.sizes[3] <= 1, op, ": ", name, " has stride ",
-              view.strides[3], " in its last dimension, expected 1 (contiguous)");
-  const bool empty = view.sizes[0] == 0 || view.sizes[1] == 0 || view.sizes[2] == 0;
-  FAVOR_CHECK(view.data != nullptr || empty, op, ": ", name,
-              " is a null pointer, expected data of shape ", shape_string(view));
-}
-
-template <class T>
-void check_shape(const char* op, const char* name, const View4<T>& view,
-                 std::array<int64_t, 4> expected, const char* why) {
-  View4<const T> wanted{nullptr, expected, {}};
-  FAVOR_CHECK(view.sizes == expected, op, ": ", name, " has shape ", shape_string(view),
-              ", expected ", shape_string(wanted), " (", why, ")");
-  check_view(op, name, view);
-}
-
-void check_offsets(const char* op, const char* name, std::span<const int64_t> offsets,
-                   int64_t length) {
-  FAVOR_CHECK(offsets.size() >= 2, op, ": ", name, " has ", offsets.size(),
-              " offsets, expected at least 2 (the first is 0, the last the length)");
-  FAVOR_CHECK(offsets.front() == 0, op, ": ", name, "[0] is ", offsets.front(), ", expected 0");
-  FAVOR_CHECK(offsets.back() == length, op, ": the last offset of ", name, " is ", offsets.back(),
-              ", expected ", length, " (the length)");
-  for (size_t i = 1; i < offsets.size(); ++i) {
-    FAVOR_CHECK(offsets[i - 1] <= offsets[i], op, ": ", name, "[", i, "] is ", offsets[i],
-                ", expected at least ", offsets[i - 1], " (offsets ascend)");
-  }
-}
-
-template <class T>
-std::vector<Segment> make_segments(const char* op, const AttentionParams<T>& params, int64_t L,
-                                   int64_t S) {
-  const auto& cq = params.cu_seqlens_q;
-  const auto& ck = params.cu_seqlens_k;
-  FAVOR_CHECK(cq.empty() == ck.empty(), op, ": cu_seqlens_", cq.empty() ? "q" : "k",
-              " is missing, expected both cu_seqlens_q and cu_seqlens_k or neither");
-  if (cq.empty()) {
-    return {{0, L, 0, S}};
-  }
-  FAVOR_CHECK(cq.size() == ck.size(), op, ": cu_seqlens_k has ", ck.size(), " offsets, expected ",
-              cq.size(), " (as cu_seqlens_q)");
-  check_offsets(op, "cu_seqlens_q", cq, L);
-  check_offsets(op, "cu_seqlens_k", ck, S);
-  std::vector<Segment> segments;
-  for (size_t i = 1; i < cq.size(); ++i) {
-    segments.push_back({cq[i - 1], cq[i], ck[i - 1], ck[i]});
-  }
-  return segments;
-}
 
 /// Parameters from which square roots and quotients can be taken.
 template <class T>
@@ -168,17 +103,7 @@ void plan_masks(const char* op, const AttentionParams<T>& params, Plan<T>& plan)
   plan.key_padding_mask = params.key_padding_mask;
   plan.key_log_weight = params.key_log_weight;
   plan.num_key_log_weights = params.num_key_log_weights;
-  if (params.key_log_weight != nullptr) {
-    FAVOR_CHECK(params.num_key_log_weights == 1 || params.num_key_log_weights == plan.G, op,
-                ": num_key_log_weights is ", params.num_key_log_weights, ", expected 1 or ", plan.G,
-                " (key heads)");
-    const int64_t count = plan.B * params.num_key_log_weights * plan.S;
-    for (int64_t i = 0; i < count; ++i) {
-      FAVOR_CHECK(params.key_log_weight[i] < std::numeric_limits<T>::infinity(), op,
-                  ": key_log_weight has the element ", params.key_log_weight[i],
-                  ", expected finite numbers or -inf");
-    }
-  }
+  check_key_log_weight(op, params, plan.B, plan.G, plan.S);
   FAVOR_CHECK(params.window >= 0, op, ": window is ", params.window, ", expected 0 or more tokens");
   FAVOR_CHECK(params.sinks >= 0, op, ": sinks is ", params.sinks, ", expected 0 or more tokens");
   FAVOR_CHECK(params.window == 0 && params.sinks == 0, op, ": window and sinks are ", params.window,
@@ -189,7 +114,7 @@ template <class T>
 Plan<T> make_plan(const char* op, const AttentionParams<T>& params, const View4<const T>& q,
                   const View4<const T>& k, const View4<const T>& v) {
   apply_isa_limit();
-  check_view(op, "q", q);
+  check_inputs(op, q, k, v);
   Plan<T> plan;
   plan.B = q.sizes[0];
   plan.H = q.sizes[1];
@@ -198,12 +123,6 @@ Plan<T> make_plan(const char* op, const AttentionParams<T>& params, const View4<
   plan.G = k.sizes[1];
   plan.S = k.sizes[2];
   plan.E = v.sizes[3];
-  FAVOR_CHECK(plan.D >= 1, op, ": q has shape ", shape_string(q), ", expected a head dim D >= 1");
-  FAVOR_CHECK(plan.G == plan.H || (plan.G > 0 && plan.H % plan.G == 0), op, ": k has shape ",
-              shape_string(k), ", expected a number of heads that divides q's ", plan.H);
-  check_shape(op, "k", k, {plan.B, plan.G, plan.S, plan.D}, "same B and D as q");
-  FAVOR_CHECK(plan.E >= 1, op, ": v has shape ", shape_string(v), ", expected a value dim E >= 1");
-  check_shape(op, "v", v, {plan.B, plan.G, plan.S, plan.E}, "same B, heads and S as k");
   plan_feature_map(op, params, plan);
   checked_product(op, {plan.P + 1, plan.M + 64, plan.D + plan.E + 64, int64_t{4}});
   num_threads();  // a wrong FAVOR_NUM_THREADS is reported before any work
