@@ -50,7 +50,7 @@ struct KeySweep {
   float* sums;      ///< [NR]
 
   void place(ScratchLayout& layout, const HeadPlan& head) {
-    keys.place(layout, head);
+    keys.place(layout, head, kChunk);
     features = {layout.take(panel_floats(kChunk, head.M)), kChunk};
     buffer = layout.take(panel_floats(kChunk, 1));
     sums = layout.take(panel_width());
@@ -62,7 +62,7 @@ struct KeySweep {
     const int64_t panels = num_panels(head.M);
     for (int64_t j = begin; j < end; j += kChunk) {
       const int64_t n = std::min(kChunk, end - j);
-      const NextRows next(j + n, end);
+      const NextRows next(j + n, end, kChunk);
       keys.load(plan, head, item, j, n);
       for (int64_t panel = 0; panel < panels; ++panel) {
         const int64_t f = panel * NR;

@@ -25,7 +25,7 @@ struct QueryGradientSweep {
   float* buffer;    ///< [C, NR]
 
   void place(ScratchLayout& layout, const HeadPlan& head) {
-    rows.place(layout, head);
+    rows.place(layout, head, kChunk);
     features = {layout.take(panel_floats(kChunk, head.M)), kChunk};
     dlogits = {layout.take(panel_floats(kChunk, head.M)), kChunk};
     product = {layout.take(panel_floats(kChunk, head.D)), kChunk};
@@ -42,7 +42,7 @@ struct QueryGradientSweep {
     transpose(state.S, head.M, head.E, S);
     for (int64_t i = block.begin; i < block.end; i += kChunk) {
       const int64_t n = std::min(kChunk, block.end - i);
-      const NextRows next(i + n, block.end);
+      const NextRows next(i + n, block.end, kChunk);
       rows.load(plan, head, item.b, item.h, i, n, out, dout, normalizer);
       for (int64_t panel = 0; panel < num_panels(head.M); ++panel) {
         const int64_t f = panel * NR;
@@ -75,7 +75,7 @@ struct KeyGradientSweep {
   float* unused;    ///< [NR]
 
   void place(ScratchLayout& layout, const HeadPlan& head) {
-    keys.place(layout, head);
+    keys.place(layout, head, kChunk);
     features = {layout.take(panel_floats(kChunk, head.M)), kChunk};
     dlogits = {layout.take(panel_floats(kChunk, head.M)), kChunk};
     product = {layout.take(panel_floats(kChunk, std::max(head.D, head.E))), kChunk};
@@ -96,7 +96,7 @@ struct KeyGradientSweep {
     std::fill_n(ones, kChunk, 1.0f);
     for (int64_t j = block.begin; j < block.end; j += kChunk) {
       const int64_t n = std::min(kChunk, block.end - j);
-      const NextRows next(j + n, block.end);
+      const NextRows next(j + n, block.end, kChunk);
       keys.load(plan, head, item, j, n);
       std::fill_n(row_sums, n * panel_width() / 2, 0.0f);
       for (int64_t panel = 0; panel < panels; ++panel) {

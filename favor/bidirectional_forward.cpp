@@ -24,7 +24,7 @@ struct QuerySweep {
   void place(ScratchLayout& layout, const HeadPlan& head) {
     tokens = {layout.take(panel_floats(kChunk, head.D)), kChunk};
     out = {layout.take(panel_floats(kChunk, head.E)), kChunk};
-    features.place(layout, head.M);
+    features.place(layout, head.M, kChunk);
     buffer = layout.take(panel_floats(kChunk, 1));
   }
 
@@ -35,7 +35,7 @@ struct QuerySweep {
         plan.first_allowed_key(item.b, segment.k_begin, segment.k_end) < segment.k_end;
     for (int64_t i = begin; i < end; i += kChunk) {
       const int64_t n = std::min(kChunk, end - i);
-      const NextRows next(i + n, end);
+      const NextRows next(i + n, end, kChunk);
       pack_rows(plan.q.row(item.b, item.h, i), plan.q.strides[2], n, head.D, head.token_scale,
                 nullptr, tokens);
       query_features(head, tokens, n, state.c, state.z, buffer, features, [&](int64_t panel) {

@@ -23,13 +23,9 @@ namespace favor {
 namespace HWY_NAMESPACE {
 namespace {
 
-/// Tokens of a chunk here: less work inside a chunk than with the forward pass's size. A part of
-/// one of its chunks is a chunk as well.
-constexpr int64_t kPart = kChunk / 2;
-
 /// Chunks held at a time. A stretch has this many when the forward pass halved none of its chunks;
 /// otherwise it is walked in groups.
-constexpr int64_t kHeldChunks = kStateInterval / kPart;
+constexpr int64_t kHeldChunks = kStateInterval / kCausalChunk;
 
 /// Tokens [begin, end) of a segment.
 struct Range {
@@ -51,17 +47,17 @@ struct WalkedState {
 
 /// What the forward walk leaves of a chunk for the reverse walk.
 struct HeldChunk {
-  Panels key_features;    ///< [C, M]
-  Panels query_features;  ///< [C, M] divided by the denominators
-  Panels dscores;         ///< [C, C] lower triangular: gradients of the weights
-  float* c;               ///< [M] padded: the stabilisers of both
-  float* dz;              ///< [M] padded: -query_features^T delta
-  uint8_t skip[kPart];    ///< queries that take no part
+  Panels key_features;         ///< [C, M]
+  Panels query_features;       ///< [C, M] divided by the denominators
+  Panels dscores;              ///< [C, C] lower triangular: gradients of the weights
+  float* c;                    ///< [M] padded: the stabilisers of both
+  float* dz;                   ///< [M] padded: -query_features^T delta
+  uint8_t skip[kCausalChunk];  ///< queries that take no part
 
   void place(ScratchLayout& layout, const HeadPlan& head) {
-    key_features = {layout.take(panel_floats(kPart, head.M)), kPart};
-    query_features = {layout.take(panel_floats(kPart, head.M)), kPart};
-    dscores = {layout.take(panel_floats(kPart, kPart)), kPart};
+    key_features = {layout.take(panel_floats(kCausalChunk, head.M)), kCausalChunk};
+    query_features = {layout.take(panel_floats(kCausalChunk, head.M)), kCausalChunk};
+    dscores = {layout.take(panel_floats(kCausalChunk, kCausalChunk)), kCausalChunk};
     c = layout.take(num_panels(head.M) * panel_width());
     dz = layout.take(num_panels(head.M) * panel_width());
   }
@@ -92,8 +88,8 @@ class CausalBackward {
     ScratchLayout layout(thread_scratch(measure.used()));
     place(layout);
     // Columns beyond M and beyond a chunk are read by whole vectors, so they must be finite.
-    std::fill_n(features_transposed_.data, panel_floats(head.M, kPart), 0.0f);
-    std::fill_n(values_transposed_.data, panel_floats(head.E, kPart), 0.0f);
+    std::fill_n(features_transposed_.data, panel_floats(head.M, kCausalChunk), 0.0f);
+    std::fill_n(values_transposed_.data, panel_floats(head.E, kCausalChunk), 0.0f);
     std::fill_n(sums_transposed_.data, panel_floats(head.E, head.M), 0.0f);
   }
 
@@ -118,16 +114,16 @@ class CausalBackward {
     for (HeldChunk& held : held_) {
       held.place(layout, head_);
     }
-    rows_.place(layout, head_);
-    keys_.place(layout, head_);
-    values_transposed_ = {layout.take(panel_floats(head_.E, kPart)), head_.E};
-    features_transposed_ = {layout.take(panel_floats(head_.M, kPart)), head_.M};
-    dlogits_ = {layout.take(panel_floats(kPart, head_.M)), kPart};
+    rows_.place(layout, head_, kCausalChunk);
+    keys_.place(layout, head_, kCausalChunk);
+    values_transposed_ = {layout.take(panel_floats(head_.E, kCausalChunk)), head_.E};
+    features_transposed_ = {layout.take(panel_floats(head_.M, kCausalChunk)), head_.M};
+    dlogits_ = {layout.take(panel_floats(kCausalChunk, head_.M)), kCausalChunk};
     sums_transposed_ = {layout.take(panel_floats(head_.E, head_.M)), head_.E};
-    scores_ = {layout.take(panel_floats(kPart, kPart)), kPart};
-    product_ = {layout.take(panel_floats(kPart, std::max(head_.D, head_.E))), kPart};
+    scores_ = {layout.take(panel_floats(kCausalChunk, kCausalChunk)), kCausalChunk};
+    product_ = {layout.take(panel_floats(kCausalChunk, std::max(head_.D, head_.E))), kCausalChunk};
     z_added_ = layout.take(panels_ * panel_width());
-    row_sums_ = layout.take(kPart * panel_width() / 2);
+    row_sums_ = layout.take(kCausalChunk * panel_width() / 2);
     buffer_ = layout.take(panel_floats(kChunk, 1));
   }
 
@@ -166,12 +162,12 @@ class CausalBackward {
     }
   }
 
-  /// The forward pass's chunks in [begin, end), cut to kPart tokens.
+  /// The forward pass's chunks in [begin, end), cut to kCausalChunk tokens.
   std::vector<Range> find_chunks(int64_t begin, int64_t end) const {
     std::vector<Range> chunks;
     for (int64_t t = begin; t < end; ++t) {
       if (chunks.empty() || chunk_starts_[item_.segment.q_begin + t] != 0 ||
-          t - chunks.back().begin == kPart) {
+          t - chunks.back().begin == kCausalChunk) {
         if (!chunks.empty()) {
           chunks.back().end = t;
         }
@@ -235,8 +231,8 @@ class CausalBackward {
       float* features = held.query_features.at(0, panel);
       prefetch_rows(dq_, item_.b, item_.h, i, i + queries, panel, panels_);
       if (later != nullptr) {
-        prefetch(later->key_features.at(0, panel), kPart * NR);
-        prefetch(later->query_features.at(0, panel), kPart * NR);
+        prefetch(later->key_features.at(0, panel), kCausalChunk * NR);
+        prefetch(later->query_features.at(0, panel), kCausalChunk * NR);
         prefetch_inputs(chunk.end, true, panel);
       }
       normalized_query_features(head_, project(head_, rows_.tokens, queries, panel, buffer_),
@@ -322,9 +318,9 @@ class CausalBackward {
       prefetch_rows(dk_, item_.b, item_.h, j, j + keys, panel, panels_);
       prefetch_rows(dv_, item_.b, item_.h, j, j + keys, panel, panels_);
       if (earlier != nullptr) {
-        prefetch_inputs(chunk.begin - kPart, false, panel);
-        prefetch<const float>(earlier->key_features.at(0, panel), kPart * NR);
-        prefetch<const float>(earlier->query_features.at(0, panel), kPart * NR);
+        prefetch_inputs(chunk.begin - kCausalChunk, false, panel);
+        prefetch<const float>(earlier->key_features.at(0, panel), kCausalChunk * NR);
+        prefetch<const float>(earlier->query_features.at(0, panel), kCausalChunk * NR);
       }
       multiply<true>(keys_.values, sums_transposed_, dlogits_, 0, keys, panel, panel + 1, head_.E);
       key_logit_gradients(head_, held.key_features.at(0, panel), keys_.offset, keys,
@@ -332,7 +328,7 @@ class CausalBackward {
     }
     multiply_lower_transposed(scores_, rows_.dout, product_, queries, keys, num_panels(head_.E));
     multiply<true>(held.key_features, sums_.S, product_, 0, keys, 0, num_panels(head_.E), head_.M);
-    float ones[kPart];
+    float ones[kCausalChunk];
     std::fill_n(ones, keys, 1.0f);
     unpack_rows(product_, keys, head_.E, ones, dv_.row(item_.b, item_.h, j), dv_.strides[2]);
     token_gradients(head_, dlogits_, keys, keys_.tokens, row_sums_, product_,
@@ -344,8 +340,8 @@ class CausalBackward {
   void prefetch_inputs(int64_t t, bool forward, int64_t panel) const {
     const Segment& segment = item_.segment;
     t = std::max<int64_t>(t, 0);
-    const int64_t q_end = std::min(segment.q_begin + t + kPart, segment.q_end);
-    const int64_t k_end = std::min(segment.k_begin + t + kPart, segment.k_end);
+    const int64_t q_end = std::min(segment.q_begin + t + kCausalChunk, segment.q_end);
+    const int64_t k_end = std::min(segment.k_begin + t + kCausalChunk, segment.k_end);
     const auto ask = [&](const InputRows& view, int64_t begin, int64_t end) {
       prefetch_rows(view, item_.b, item_.h, begin, std::max(begin, end), panel, panels_);
     };

@@ -48,7 +48,7 @@ class CausalForward {
     const Segment& segment = item.segment;
     const int64_t first = plan.first_allowed_key(item.b, segment.k_begin, segment.k_end);
     first_key_ = first < segment.k_end ? first - segment.k_begin : segment.num_queries();
-    std::fill_n(features_transposed_.data, panel_floats(head.M, kChunk), 0.0f);
+    std::fill_n(features_transposed_.data, panel_floats(head.M, kCausalChunk), 0.0f);
   }
 
   /// Continues a stream. Its stabilisers are natural logarithms, the kernel's in base 2.
@@ -82,12 +82,12 @@ class CausalForward {
     if (chunk_starts_ != nullptr) {
       std::fill_n(chunk_starts_ + segment.q_begin, segment.num_queries(), uint8_t{0});
     }
-    for (int64_t t = 0; t < segment.num_queries(); t += kChunk) {
+    for (int64_t t = 0; t < segment.num_queries(); t += kCausalChunk) {
       if (states_ != nullptr && t != 0 && t % kStateInterval == 0) {
         export_state(head_, state_,
                      states_ + saved_state_slot(segment, t) * head_.M * (head_.E + 2));
       }
-      run_chunk(t, std::min(kChunk, segment.num_queries() - t));
+      run_chunk(t, std::min(kCausalChunk, segment.num_queries() - t));
     }
   }
 
@@ -98,15 +98,15 @@ class CausalForward {
     z_next_ = layout.take(panels_ * panel_width());
     z_added_ = layout.take(panels_ * panel_width());
     factor_ = layout.take(panels_ * panel_width());
-    keys_.place(layout, head_);
-    queries_ = {layout.take(panel_floats(kChunk, head_.D)), kChunk};
-    features_ = {layout.take(panel_floats(kChunk, head_.M)), kChunk};
-    features_transposed_ = {layout.take(panel_floats(head_.M, kChunk)), head_.M};
-    query_.place(layout, head_.M);
-    scores_ = {layout.take(panel_floats(kChunk, kChunk)), kChunk};
-    sums_ = {layout.take(panel_floats(kChunk, head_.E)), kChunk};
-    row_sums_ = layout.take(kChunk);
-    buffer_ = layout.take(panel_floats(kChunk, 1));
+    keys_.place(layout, head_, kCausalChunk);
+    queries_ = {layout.take(panel_floats(kCausalChunk, head_.D)), kCausalChunk};
+    features_ = {layout.take(panel_floats(kCausalChunk, head_.M)), kCausalChunk};
+    features_transposed_ = {layout.take(panel_floats(head_.M, kCausalChunk)), head_.M};
+    query_.place(layout, head_.M, kCausalChunk);
+    scores_ = {layout.take(panel_floats(kCausalChunk, kCausalChunk)), kCausalChunk};
+    sums_ = {layout.take(panel_floats(kCausalChunk, head_.E)), kCausalChunk};
+    row_sums_ = layout.take(kCausalChunk);
+    buffer_ = layout.take(panel_floats(kCausalChunk, 1));
   }
 
   /// Features of the chunk's keys under stabilisers that hold for the chunk, c_next_; the state
@@ -148,12 +148,13 @@ class CausalForward {
               head_.token_scale, nullptr, queries_);
     keys_.load(plan_, head_, item_, j, num_keys);
 
-    const bool raised = chunk_features(num_keys, NextRows(j + num_keys, segment.k_end));
+    const bool raised =
+        chunk_features(num_keys, NextRows(j + num_keys, segment.k_end, kCausalChunk));
     for (int64_t f = 0; f < head_.M; ++f) {
       z_next_[f] = state_.z[f] * factor_[f];
     }
     std::fill(z_next_ + head_.M, z_next_ + panels_ * panel_width(), 0.0f);
-    const NextRows next_q(i + num_queries, segment.q_end);
+    const NextRows next_q(i + num_queries, segment.q_end, kCausalChunk);
     query_features(
         head_, queries_, num_queries, c_next_, z_next_, buffer_, query_, [&](int64_t panel) {
           prefetch_rows(plan_.q, item_.b, item_.h, next_q.first, next_q.last, panel, panels_);

@@ -136,8 +136,8 @@ struct QueryFeatures {
   float* lanes;        ///< [C, N] running maxima and sums
   float* shift;        ///< [M] padded
 
-  void place(ScratchLayout& layout, int64_t M) {
-    features = {layout.take(panel_floats(kChunk, M)), kChunk};
+  void place(ScratchLayout& layout, int64_t M, int64_t rows) {
+    features = {layout.take(panel_floats(rows, M)), rows};
     denominator = layout.take(kChunk);
     top = layout.take(kChunk);
     lanes = layout.take(kChunk * panel_width() / 2);

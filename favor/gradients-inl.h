@@ -29,11 +29,11 @@ struct QueryGradients {
   float* norm;    ///< [C] as normalized_query_features takes it
   uint8_t skip[kChunk];
 
-  void place(ScratchLayout& layout, const HeadPlan& head) {
-    tokens = {layout.take(panel_floats(kChunk, head.D)), kChunk};
-    dout = {layout.take(panel_floats(kChunk, head.E)), kChunk};
-    delta = layout.take(kChunk);
-    norm = layout.take(kChunk);
+  void place(ScratchLayout& layout, const HeadPlan& head, int64_t rows) {
+    tokens = {layout.take(panel_floats(rows, head.D)), rows};
+    dout = {layout.take(panel_floats(rows, head.E)), rows};
+    delta = layout.take(rows);
+    norm = layout.take(rows);
   }
 
   /// Reads n rows from query i on. A row without keys or with zero dout takes no part, so that

@@ -79,9 +79,10 @@ HWY_INLINE Vector exp2(Vector x) {
 /// right[k, 0..NR) for tiles * kRows rows. A null `initial` stands for zeros; it may be `out`.
 ///
 /// left(r, k) is broadcast from left[r * NR + k] when not transposed, walking over panels of
-/// `left_panel` floats; from left[k * NR + r] when transposed. Named accumulators, because g++ 12
-/// keeps arrays of vectors in memory.
-template <int kRows, bool kTransposed>
+/// `left_panel` floats; from left[k * NR + r] when transposed. A half tile has the panel's first
+/// vector only and leaves the rest of `out` as it is. Named accumulators, because g++ 12 keeps
+/// arrays of vectors in memory.
+template <int kRows, bool kTransposed, bool kHalf = false>
 HWY_NOINLINE void multiply_tiles(const float* HWY_RESTRICT left, int64_t left_panel,
                                  const float* HWY_RESTRICT right, const float* initial, float* out,
                                  int64_t num_k, int64_t tiles) {
@@ -97,10 +98,10 @@ HWY_NOINLINE void multiply_tiles(const float* HWY_RESTRICT left, int64_t left_pa
     FAVOR_FOR_EACH_ROW(FAVOR_DECLARE_ROW)
 #undef FAVOR_DECLARE_ROW
     if (initial != nullptr) {
-#define FAVOR_LOAD_ROW(r)                      \
-  if constexpr (kRows > r) {                   \
-    a##r = hn::LoadU(d, initial + r * NR);     \
-    b##r = hn::LoadU(d, initial + r * NR + N); \
+#define FAVOR_LOAD_ROW(r)                                            \
+  if constexpr (kRows > r) {                                         \
+    a##r = hn::LoadU(d, initial + r * NR);                           \
+    if constexpr (!kHalf) b##r = hn::LoadU(d, initial + r * NR + N); \
   }
       FAVOR_FOR_EACH_ROW(FAVOR_LOAD_ROW)
 #undef FAVOR_LOAD_ROW
@@ -118,7 +119,7 @@ HWY_NOINLINE void multiply_tiles(const float* HWY_RESTRICT left, int64_t left_pa
   if constexpr (kRows > r) {                                      \
     const Vector broadcast = hn::Set(d, element[r * row_stride]); \
     a##r = hn::MulAdd(broadcast, x, a##r);                        \
-    b##r = hn::MulAdd(broadcast, y, b##r);                        \
+    if constexpr (!kHalf) b##r = hn::MulAdd(broadcast, y, b##r);  \
   }
         FAVOR_FOR_EACH_ROW(FAVOR_ACCUMULATE_ROW)
 #undef FAVOR_ACCUMULATE_ROW
@@ -127,10 +128,10 @@ HWY_NOINLINE void multiply_tiles(const float* HWY_RESTRICT left, int64_t left_pa
       }
       left_run += left_panel;
     }
-#define FAVOR_STORE_ROW(r)                 \
-  if constexpr (kRows > r) {               \
-    hn::StoreU(a##r, d, out + r * NR);     \
-    hn::StoreU(b##r, d, out + r * NR + N); \
+#define FAVOR_STORE_ROW(r)                                       \
+  if constexpr (kRows > r) {                                     \
+    hn::StoreU(a##r, d, out + r * NR);                           \
+    if constexpr (!kHalf) hn::StoreU(b##r, d, out + r * NR + N); \
   }
     FAVOR_FOR_EACH_ROW(FAVOR_STORE_ROW)
 #undef FAVOR_STORE_ROW
@@ -214,8 +215,15 @@ inline int64_t first_lower_row(int64_t panel) {
 /// out = left right on and below the diagonal: left [queries, num_k], right [num_k, keys].
 inline void multiply_to_lower(const Panels& left, const Panels& right, const Panels& out,
                               int64_t queries, int64_t keys, int64_t num_k) {
+  const int64_t N = panel_width() / 2;
   for (int64_t panel = 0; panel < num_panels(keys); ++panel) {
-    multiply<false>(left, right, out, first_lower_row(panel), queries, panel, panel + 1, num_k);
+    int64_t m = first_lower_row(panel);
+    for (; m + kTileRows <= std::min(panel * 2 * N + N, queries); m += kTileRows) {
+      // The diagonal leaves these rows within the panel's first vector.
+      multiply_tiles<kTileRows, false, true>(left.at(m, 0), left.stride(), right.at(0, panel),
+                                             nullptr, out.at(m, panel), num_k, 1);
+    }
+    multiply<false>(left, right, out, m, queries, panel, panel + 1, num_k);
   }
 }
 

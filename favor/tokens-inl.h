@@ -31,6 +31,10 @@ namespace HWY_NAMESPACE {
 /// Tokens handled at a time. A multiple of every panel width below 65.
 inline constexpr int64_t kChunk = 64;
 
+/// Tokens of a causal chunk: fewer, because the scores within a chunk cost the more the longer it
+/// is.
+inline constexpr int64_t kCausalChunk = kChunk / 2;
+
 /// Stabiliser of a feature that has seen no key. Finite, so that differences are never NaN, and
 /// below every logit of a key whose norm is below 1e14.
 inline constexpr float kNoKey = -1e30f;
@@ -136,8 +140,8 @@ HWY_INLINE void prefetch_rows(const Rows<Byte>& rows, int64_t b, int64_t h, int6
 /// A chunk's worth of rows from `first` on, none from `end` on.
 struct NextRows {
   int64_t first, last;
-  NextRows(int64_t begin, int64_t end)
-      : first(begin), last(std::max(begin, std::min(begin + kChunk, end))) {}
+  NextRows(int64_t begin, int64_t end, int64_t rows)
+      : first(begin), last(std::max(begin, std::min(begin + rows, end))) {}
 };
 
 /// A chunk of packed keys and values.
@@ -146,10 +150,10 @@ struct KeyChunk {
   Panels values;  ///< [C, E]
   float* offset;  ///< [C] h of the positive map, infinite for a masked key; else weight 1 or 0
 
-  void place(ScratchLayout& layout, const HeadPlan& head) {
-    tokens = {layout.take(panel_floats(kChunk, head.D)), kChunk};
-    values = {layout.take(panel_floats(kChunk, head.E)), kChunk};
-    offset = layout.take(kChunk);
+  void place(ScratchLayout& layout, const HeadPlan& head, int64_t rows) {
+    tokens = {layout.take(panel_floats(rows, head.D)), rows};
+    values = {layout.take(panel_floats(rows, head.E)), rows};
+    offset = layout.take(rows);
   }
 
   /// Reads n keys from key j of the batch item on. Masked ones become zeros without being read.
