@@ -2,7 +2,7 @@
 # The commands of the project; scripts/ and CMakePresets.json do the work.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench format lint clean
+.PHONY: help demo test test-random fuzz bench format lint clean
 
 # An interpreter with torch 2.11 or newer to use instead of installing torch into .venv.
 PERFORMER_PYTHON ?=
@@ -12,10 +12,11 @@ export PYTHONDONTWRITEBYTECODE = 1
 DATA ?=
 PARTS ?=
 ARGS ?=
+SECONDS ?=
 
 help:  ## list the targets
 	@echo 'usage: make TARGET [PERFORMER_PYTHON=/path/to/python]'
-	@sed -n 's/^\([a-z]*\):.*## /  make \1|/p' $(firstword $(MAKEFILE_LIST)) | \
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' $(firstword $(MAKEFILE_LIST)) | \
 	  while IFS='|' read -r name text; do printf '%-16s%s\n' "$$name" "$$text"; done
 
 demo:  ## set up, build, and train a small Performer on proteins; DATA=your.fasta for your own
@@ -30,6 +31,15 @@ bench:  ## set up, build and run the benchmark of the kernels; writes build/benc
 	@scripts/setup --no-torch
 	@scripts/build --no-torch favor_bench
 	@build/release-core/favor_bench --json build/bench.jsonl $(ARGS)
+
+test-random:  ## random problems against the reference; SECONDS=60 by default
+	@scripts/setup --no-torch
+	@scripts/build --no-torch favor_random_sweep
+	@build/release-core/favor_random_sweep $(or $(SECONDS),60)
+
+fuzz:  ## fuzz the attention calls under the sanitizers; SECONDS=60 by default
+	@scripts/setup --no-torch --dev-tools
+	@scripts/fuzz $(or $(SECONDS),60)
 
 format:  ## format the C++ sources with clang-format 14
 	@scripts/check_format
