@@ -15,6 +15,7 @@
 
 #include "favor/attention.h"
 #include "favor/check.h"
+#include "favor/exact.h"
 #include "favor/feature_map.h"
 #include "favor/isa.h"
 #include "favor/parallel.h"

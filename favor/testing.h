@@ -16,10 +16,12 @@
 #include <vector>
 
 #include "favor/attention.h"
+#include "favor/exact.h"
 #include "favor/isa.h"
 #include "favor/projection.h"
 #include "favor/random.h"
 #include "favor/reference.h"
+#include "favor/reference_exact.h"
 
 namespace favor::test {
 
@@ -207,6 +209,8 @@ struct Case {
   Compatibility compatibility = Compatibility::kNone;
   bool renormalize = true;
   WeightKind weights = WeightKind::kNone;
+  int64_t window = 0, sinks = 0;
+  bool exact = false;      ///< exact attention instead of features
   bool keep_state = true;  ///< pass Saved::state
   uint64_t seed = 1;
 
@@ -215,12 +219,13 @@ struct Case {
   int64_t R() const { return num_projection_rows(feature_map, M); }
 
   std::string name() const {
-    return message(causal ? "causal" : "bidirectional", " ", to_string(feature_map), " B", B, " H",
-                   H, " L", L, " S", S, " D", D, " E", E, " M", M, " norm ", norm, " mask ",
-                   static_cast<int>(mask), " projection ", static_cast<int>(projection), " layout ",
-                   static_cast<int>(layout), " segments ", cu_seqlens_q.size(), " group ", group,
-                   " weights ", static_cast<int>(weights), " renormalize ", renormalize, " eps ",
-                   feature_eps.value_or(-1));
+    return message(causal ? "causal" : "bidirectional", " ",
+                   exact ? "exact" : to_string(feature_map), " window ", window, " sinks ", sinks,
+                   " B", B, " H", H, " L", L, " S", S, " D", D, " E", E, " M", M, " norm ", norm,
+                   " mask ", static_cast<int>(mask), " projection ", static_cast<int>(projection),
+                   " layout ", static_cast<int>(layout), " segments ", cu_seqlens_q.size(),
+                   " group ", group, " weights ", static_cast<int>(weights), " renormalize ",
+                   renormalize, " eps ", feature_eps.value_or(-1));
   }
 };
 
@@ -352,6 +357,22 @@ struct Params {
   Params& operator=(const Params&) = delete;
 };
 
+/// The same problem without features.
+template <class T>
+ExactParams<T> exact_params(const Case& c, const AttentionParams<T>& params) {
+  ExactParams<T> exact;
+  exact.scale = c.scale;
+  exact.is_causal = c.causal;
+  exact.key_padding_mask = params.key_padding_mask;
+  exact.key_log_weight = params.key_log_weight;
+  exact.num_key_log_weights = params.num_key_log_weights;
+  exact.window = c.window;
+  exact.sinks = c.sinks;
+  exact.cu_seqlens_q = params.cu_seqlens_q;
+  exact.cu_seqlens_k = params.cu_seqlens_k;
+  return exact;
+}
+
 enum class Passes {
   kForward,  ///< gradients stay empty
   kBoth,
@@ -394,16 +415,29 @@ Results<T> run_reference(const Problem& p, Passes passes = Passes::kBoth) {
                      DecodeState*) { reference::bidirectional_forward<T>(a, b, d, e, f, g); };
   const auto backward =
       c.causal ? reference::causal_backward<T> : reference::bidirectional_backward<T>;
-  forward(params, read(q, c.L, c.D), read(k, c.S, c.D), read(v, c.S, c.E), view(r.out, c.L, c.E),
-          nullptr, nullptr, nullptr);
+  std::vector<T> normalizer(c.B * c.H * c.L);
+  if (c.exact) {
+    reference::exact_forward<T>(exact_params(c, params), read(q, c.L, c.D), read(k, c.S, c.D),
+                                read(v, c.S, c.E), view(r.out, c.L, c.E), normalizer.data());
+  } else {
+    forward(params, read(q, c.L, c.D), read(k, c.S, c.D), read(v, c.S, c.E), view(r.out, c.L, c.E),
+            nullptr, nullptr, nullptr);
+  }
   if (passes == Passes::kForward) return r;
   if (passes == Passes::kTerms) std::fill(r.out.begin(), r.out.end(), T{0});
   r.dq.assign(q.size(), nan);
   r.dk.assign(k.size(), nan);
   r.dv.assign(v.size(), nan);
-  backward(params, read(q, c.L, c.D), read(k, c.S, c.D), read(v, c.S, c.E), read(r.out, c.L, c.E),
-           read(dout, c.L, c.E), Saved<T>(), view(r.dq, c.L, c.D), view(r.dk, c.S, c.D),
-           view(r.dv, c.S, c.E));
+  if (c.exact) {
+    reference::exact_backward<T>(exact_params(c, params), read(q, c.L, c.D), read(k, c.S, c.D),
+                                 read(v, c.S, c.E), read(r.out, c.L, c.E), read(dout, c.L, c.E),
+                                 normalizer.data(), view(r.dq, c.L, c.D), view(r.dk, c.S, c.D),
+                                 view(r.dv, c.S, c.E));
+  } else {
+    backward(params, read(q, c.L, c.D), read(k, c.S, c.D), read(v, c.S, c.E), read(r.out, c.L, c.E),
+             read(dout, c.L, c.E), Saved<T>(), view(r.dq, c.L, c.D), view(r.dk, c.S, c.D),
+             view(r.dv, c.S, c.E));
+  }
   return r;
 }
 
@@ -433,7 +467,14 @@ inline Results<float> run_kernel(const Problem& p, Passes passes = Passes::kBoth
   const Params<float> owned(p);
   const AttentionParams<float>& params = owned.value;
   const bool both = passes != Passes::kForward;
-  if (c.causal) {
+  if (c.exact) {
+    const ExactParams<float> exact = exact_params(c, params);
+    exact_forward<float>(exact, q.view(), k.view(), v.view(), out.view(), saved.normalizer);
+    if (both) {
+      exact_backward<float>(exact, q.view(), k.view(), v.view(), out.view(), dout.view(),
+                            saved.normalizer, dq.view(), dk.view(), dv.view());
+    }
+  } else if (c.causal) {
     causal_forward<float>(params, q.view(), k.view(), v.view(), out.view(), &saved);
     if (both) {
       causal_backward<float>(params, q.view(), k.view(), v.view(), out.view(), dout.view(), saved,

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// Internal: one checked call of exact attention as the kernels see it, and which keys a query
+// meets.
+#ifndef FAVOR_EXACT_PLAN_H_
+#define FAVOR_EXACT_PLAN_H_
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "favor/plan.h"
+
+namespace favor {
+
+/// Positions [begin, end) of a segment.
+struct Positions {
+  int64_t begin, end;
+  int64_t size() const { return end - begin; }
+};
+
+/// A checked call with every default resolved.
+template <class T>
+struct ExactPlan {
+  double scale;
+  bool is_causal;
+  int64_t B, H, G, L, S, D, E;
+  int64_t window;  ///< 0: every key is near; at most the longer of L and S
+  int64_t sinks;   ///< at most S
+  const uint8_t* key_padding_mask;
+  const T* key_log_weight;
+  int64_t num_key_log_weights;
+  std::vector<Segment> segments;
+  InputRows q, k, v;
+
+  /// To be called with L and S set.
+  void set_window(int64_t wanted_window, int64_t wanted_sinks) {
+    window = std::min(wanted_window, std::max({L, S, int64_t{1}}));
+    sinks = std::min(wanted_sinks, S);
+  }
+
+  /// Query heads of a key head.
+  int64_t group() const { return G == 0 ? 1 : H / G; }
+  const uint8_t* mask_row(int64_t b) const {
+    return key_padding_mask == nullptr ? nullptr : key_padding_mask + b * S;
+  }
+  const T* weight_row(int64_t b, int64_t g) const {
+    const int64_t head = num_key_log_weights == 1 ? 0 : g;
+    return key_log_weight == nullptr ? nullptr
+                                     : key_log_weight + (b * num_key_log_weights + head) * S;
+  }
+
+  /// Whether the key at position `j` of a segment is met by every query (at or after it, if
+  /// causal).
+  bool is_sink(const Segment& segment, int64_t j) const {
+    return j < sinks || (!is_causal && j >= segment.num_keys() - sinks);
+  }
+
+  /// The queries of a segment that meet the key at position `j`.
+  Positions queries_of_key(const Segment& segment, int64_t j) const {
+    Positions queries{0, segment.num_queries()};
+    if (window > 0 && !is_sink(segment, j)) {
+      const int64_t n = j / window;
+      queries.begin = std::max<int64_t>(n - 1, 0) * window;
+      queries.end = std::min(queries.end, (n + 2) * window);
+    }
+    if (is_causal) {
+      queries.begin = std::max(queries.begin, j);
+    }
+    queries.begin = std::min(queries.begin, queries.end);
+    return queries;
+  }
+
+  /// Ascending, disjoint ranges of the keys of a segment that some of its queries [begin, end)
+  /// meet.
+  struct KeyRanges {
+    std::array<Positions, 3> ranges;
+    int64_t count = 0;
+  };
+  KeyRanges keys_of_queries(const Segment& segment, const Positions& queries) const {
+    KeyRanges result;
+    const int64_t keys = is_causal ? std::min(segment.num_keys(), queries.end) : segment.num_keys();
+    if (window == 0) {
+      result.ranges[0] = {0, keys};
+      result.count = keys > 0;
+      return result;
+    }
+    const int64_t first = queries.begin / window;
+    const int64_t last = (queries.end - 1) / window;
+    std::array<Positions, 3> wanted{
+        Positions{0, std::min(sinks, keys)},
+        Positions{std::max<int64_t>(first - 1, 0) * window, std::min(keys, (last + 2) * window)},
+        Positions{is_causal ? keys : std::max<int64_t>(segment.num_keys() - sinks, 0), keys}};
+    if (wanted[2].begin < wanted[1].begin) {
+      std::swap(wanted[1], wanted[2]);
+    }
+    int64_t done = 0;
+    for (const Positions& range : wanted) {
+      const int64_t begin = std::max(range.begin, done);
+      if (begin < range.end) {
+        result.ranges[static_cast<size_t>(result.count++)] = {begin, range.end};
+        done = range.end;
+      }
+    }
+    return result;
+  }
+};
+
+/// What the backward pass reads and writes beside the plan.
+struct ExactGradients {
+  InputRows out, dout;
+  const float* normalizer;  ///< [B, H, L] log2 of the denominators
+  OutputRows dq, dk, dv;
+};
+
+// The float kernels, defined once per instruction set and dispatched at run time. A null
+// `normalizer` is not kept.
+void exact_forward_kernel(const ExactPlan<float>& plan, OutputRows out, float* normalizer);
+void exact_backward_kernel(const ExactPlan<float>& plan, const ExactGradients& grads);
+
+}  // namespace favor
+
+#endif  // FAVOR_EXACT_PLAN_H_
