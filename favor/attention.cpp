@@ -152,12 +152,7 @@ void check_state(const char* op, const char* name, const Plan<T>& plan, const De
   FAVOR_CHECK(state.B == plan.B && state.H == plan.G && state.M == plan.M && state.E == plan.E, op,
               ": ", name, " has B, H, M, E = ", state.B, ", ", state.H, ", ", state.M, ", ",
               state.E, ", expected ", plan.B, ", ", plan.G, ", ", plan.M, ", ", plan.E);
-  const auto heads = static_cast<size_t>(plan.B * plan.G * plan.M);
-  FAVOR_CHECK(state.c.size() == heads && state.z.size() == heads &&
-                  state.S.size() == heads * static_cast<size_t>(plan.E),
-              op, ": ", name, " has ", state.c.size(), ", ", state.S.size(), ", ", state.z.size(),
-              " elements in c, S, z, expected ", heads, ", ", heads * static_cast<size_t>(plan.E),
-              ", ", heads);
+  check_sizes(op, name, state);
 }
 
 template <class T>
@@ -227,17 +222,6 @@ float* thread_scratch(int64_t floats) {
   return memory.get();
 }
 
-DecodeState::DecodeState(int64_t batch, int64_t heads, int64_t features, int64_t value_dim)
-    : B(batch), H(heads), M(features), E(value_dim) {
-  FAVOR_CHECK(B >= 0 && H >= 0 && M >= 0 && E >= 0, "DecodeState: B, H, M, E are ", B, ", ", H,
-              ", ", M, ", ", E, ", expected no negative size");
-  checked_product("DecodeState", {B, H, M, E});
-  const auto rows = static_cast<size_t>(checked_product("DecodeState", {B, H, M}));
-  c.assign(rows, 0.0f);
-  S.assign(rows * static_cast<size_t>(E), 0.0f);
-  z.assign(rows, 0.0f);
-}
-
 int64_t saved_state_size(int64_t B, int64_t G, int64_t L, int64_t M, int64_t E, bool is_causal,
                          int64_t num_segments) {
   const char* op = "saved_state_size";
@@ -303,6 +287,13 @@ void causal_forward(const AttentionParams<T>& params, View4<const T> q, View4<co
   check_causal(op, plan);
   check_shape(op, "out", out, {plan.B, plan.H, plan.L, plan.E}, "[B, H, L, E]");
   check_stream(op, plan, initial, final_state);
+  // The kernels read c, S and z alone.
+  DecodeState flushed;
+  if (initial != nullptr && initial->num_hot > 0) {
+    flushed = *initial;
+    flush(flushed);
+    initial = &flushed;
+  }
   if constexpr (std::is_same_v<T, float>) {
     if (kernels_serve(plan)) {
       causal_forward_kernel(plan, out, saved, initial, final_state);
@@ -343,8 +334,10 @@ void decode_step(const AttentionParams<float>& params, View4<const float> q, Vie
   check_shape(op, "out", out, {plan.B, plan.H, 1, plan.E}, "[B, H, 1, E]");
   check_state(op, "state", plan, state);
   if (kernels_serve(plan)) {
+    make_steppable(state);
     decode_step_kernel(plan, state, out);
   } else {
+    flush(state);
     reference::decode_step(params, q, k, v, state, out);
   }
 }

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "favor/feature_map.h"
+#include "favor/state.h"
 #include "favor/tensor_view.h"
 
 namespace favor {
@@ -126,25 +127,6 @@ struct Saved {
 /// more than one segment), one state per kStateInterval tokens in the causal case.
 int64_t saved_state_size(int64_t B, int64_t G, int64_t L, int64_t M, int64_t E, bool is_causal,
                          int64_t num_segments);
-
-/// The state of causal attention after some tokens, per batch item and key head: everything that
-/// later tokens need to know of them. A value: copying it forks the stream.
-///
-/// Feature f of the keys so far is held as S_f = sum_j phi_f(k_j) exp(-c_f) v_j and z_f = sum_j
-/// phi_f(k_j) exp(-c_f), with a stabiliser c_f in natural logarithm. Constants of the map stand on
-/// the query's side. For log-linear maps z_f = 0 means that no key has been seen, whatever c_f
-/// holds. The other maps have one c for all features, and no key seen where S and z are all 0.
-struct DecodeState {
-  int64_t B = 0, H = 0, M = 0, E = 0;  ///< H counts key heads
-  int64_t position = 0;                ///< tokens seen so far, masked ones included
-  std::vector<float> c;                ///< [B, H, M]
-  std::vector<float> S;                ///< [B, H, M, E]
-  std::vector<float> z;                ///< [B, H, M]
-
-  DecodeState() = default;
-  /// The empty state. Throws favor::Error for negative sizes.
-  DecodeState(int64_t B, int64_t H, int64_t M, int64_t E);
-};
 
 /// out_i = sum_j phi(q_i).phi(k_j) v_j / sum_j phi(q_i).phi(k_j) over all allowed keys j.
 ///

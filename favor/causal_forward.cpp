@@ -27,6 +27,10 @@ constexpr float kGuardExponent = -40.0f;
 
 constexpr float kLog2e = std::numbers::log2e_v<float>;
 
+/// Tokens of a stream from which on its sums are kept with rests. What the chunks before round away
+/// is below 5e-6 of the sums even if all of it has the same sign.
+constexpr int64_t kLongStream = 8192;
+
 class CausalForward {
  public:
   CausalForward(const Plan<float>& plan, const HeadPlan& head, const Item& item,
@@ -45,6 +49,7 @@ class CausalForward {
     ScratchLayout layout(thread_scratch(measure.used()));
     place(layout);
     state_.clear(head);
+    rests_.clear(head);
     const Segment& segment = item.segment;
     const int64_t first = plan.first_allowed_key(item.b, segment.k_begin, segment.k_end);
     first_key_ = first < segment.k_end ? first - segment.k_begin : segment.num_queries();
@@ -57,6 +62,12 @@ class CausalForward {
     const float* z = initial.z.data() + row;
     pack_rows(initial.S.data() + row * head_.E, head_.E, head_.M, head_.E, 1.0f, nullptr, state_.S);
     std::copy_n(z, head_.M, state_.z);
+    is_long_ = true;
+    if (!initial.S_rest.empty()) {
+      const float* S_rest = initial.S_rest.data() + row * head_.E;
+      pack_rows(S_rest, head_.E, head_.M, head_.E, 1.0f, nullptr, rests_.S_rest);
+      std::copy_n(initial.z_rest.data() + row, head_.M, rests_.z_rest);
+    }
     for (int64_t f = 0; head_.positive && f < head_.M; ++f) {
       state_.c[f] = z[f] == 0.0f ? kNoKey : initial.c[static_cast<size_t>(row + f)] * kLog2e;
     }
@@ -71,6 +82,11 @@ class CausalForward {
     std::fill_n(factor_, head_.M, 1.0f);
     unpack_rows(state_.S, head_.M, head_.E, factor_, S, head_.E);
     std::copy_n(state_.z, head_.M, final_state.z.data() + row);
+    if (!final_state.S_rest.empty()) {
+      float* S_rest = final_state.S_rest.data() + row * head_.E;
+      unpack_rows(rests_.S_rest, head_.M, head_.E, factor_, S_rest, head_.E);
+      std::copy_n(rests_.z_rest, head_.M, final_state.z_rest.data() + row);
+    }
     for (int64_t f = 0; head_.positive && f < head_.M; ++f) {
       final_state.c[static_cast<size_t>(row + f)] =
           state_.z[f] == 0.0f ? 0.0f : state_.c[f] / kLog2e;
@@ -87,6 +103,7 @@ class CausalForward {
         export_state(head_, state_,
                      states_ + saved_state_slot(segment, t) * head_.M * (head_.E + 2));
       }
+      is_long_ = is_long_ || t >= kLongStream;
       run_chunk(t, std::min(kCausalChunk, segment.num_queries() - t));
     }
   }
@@ -94,6 +111,7 @@ class CausalForward {
  private:
   void place(ScratchLayout& layout) {
     state_.place(layout, head_);
+    rests_.place(layout, head_);
     c_next_ = layout.take(panels_ * panel_width());
     z_next_ = layout.take(panels_ * panel_width());
     z_added_ = layout.take(panels_ * panel_width());
@@ -179,6 +197,10 @@ class CausalForward {
     }
     if (raised) {
       scale_rows(state_.S, head_.E, 0, head_.M, factor_);
+      scale_rows(rests_.S_rest, head_.E, 0, head_.M, factor_);
+      for (int64_t f = 0; f < head_.M; ++f) {
+        rests_.z_rest[f] *= factor_[f];
+      }
       std::copy_n(c_next_, panels_ * panel_width(), state_.c);
     }
     multiply_lower(scores_, keys_.values, sums_, num_queries, num_keys, num_panels(head_.E));
@@ -187,11 +209,22 @@ class CausalForward {
     finish_rows(head_, query_, sums_, num_queries, without_keys, out_.row(item_.b, item_.h, i),
                 out_.strides[2], normalizer_ == nullptr ? nullptr : normalizer_ + i);
     if (num_keys > 0) {
-      multiply_transposed(features_, keys_.values, state_.S, state_.S, head_.M, num_panels(head_.E),
-                          num_keys);
-      for (int64_t f = 0; f < head_.M; ++f) {
-        state_.z[f] = z_next_[f] + z_added_[f];
-      }
+      absorb(num_keys);
+    }
+  }
+
+  /// Adds the chunk's keys to the state, whose z under the chunk's stabilisers is z_next_.
+  void absorb(int64_t num_keys) {
+    std::copy_n(z_next_, head_.M, state_.z);
+    if (is_long_) {
+      rests_.add_products(head_, features_, keys_.values, num_keys, state_.S);
+      rests_.add_sums(head_, z_added_, state_.z);
+      return;
+    }
+    multiply_transposed(features_, keys_.values, state_.S, state_.S, head_.M, num_panels(head_.E),
+                        num_keys);
+    for (int64_t f = 0; f < head_.M; ++f) {
+      state_.z[f] += z_added_[f];
     }
   }
 
@@ -206,10 +239,12 @@ class CausalForward {
   int64_t first_key_;  ///< token of the segment that first has a key to see; 0 if the state has
 
   KeyState state_;
-  float* c_next_;   ///< [M] stabilisers that hold for the state and the chunk
-  float* z_next_;   ///< [M] the state's z under c_next_
-  float* z_added_;  ///< [M] what the chunk adds to z
-  float* factor_;   ///< [M] 2^(c - c_next)
+  LongSums rests_;
+  bool is_long_ = false;  ///< whether the rests are kept
+  float* c_next_;         ///< [M] stabilisers that hold for the state and the chunk
+  float* z_next_;         ///< [M] the state's z under c_next_
+  float* z_added_;        ///< [M] what the chunk adds to z
+  float* factor_;         ///< [M] 2^(c - c_next)
   KeyChunk keys_;
   Panels queries_;              ///< [C, D]
   Panels sums_;                 ///< [C, E]
@@ -228,6 +263,9 @@ void run_causal_forward(const Plan<float>& plan, const OutputRows& out, Saved<fl
     const int64_t position = (initial == nullptr ? 0 : initial->position) + plan.L;
     if (final_state != initial) {
       *final_state = DecodeState(plan.B, plan.H, plan.M, plan.E);
+    }
+    if (initial != nullptr || plan.L >= kLongStream) {
+      make_rests(*final_state);
     }
     final_state->position = position;
   }

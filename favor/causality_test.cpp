@@ -143,6 +143,7 @@ TEST(Causal, WholeIsSplitIsStepped) {
       }
       DecodeState state(c.B, c.H, c.M, c.E);
       expect_same(whole, run_steps(p, state, 0, c.L), "steps from nothing");
+      flush(state);
       // The two states stand for the same sums, whatever stabilisers they hold them at.
       for (size_t i = 0; i < state.z.size(); ++i) {
         if (whole_state.z[i] == 0 || state.z[i] == 0) {

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// One token of causal attention against a state of constant size. Reads the random matrix once and
-// reads and writes the state once.
+// One token of causal attention against a state of constant size.
+//
+// A step is bound by memory: it reads the random matrix and S once, and writes neither. The key's
+// features and value join the hot part of the state, whose few tokens are scored one by one; when
+// it is full, they are added to S at once, which also rounds S once per kHotTokens tokens.
 
 // clang-format off
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "favor/decode.cpp"
 #include "hwy/foreach_target.h"
-#include "favor/tokens-inl.h"
+#include "favor/features-inl.h"
+#include "favor/row_products-inl.h"
 // clang-format on
 
 #include <numbers>
@@ -18,11 +22,54 @@ namespace favor {
 namespace HWY_NAMESPACE {
 namespace {
 
-/// What happens to feature f of a state: S_f = keep S_f + add v, then out += weight S_f.
-struct FeatureStep {
-  float* keep;
-  float* add;
-  float* weight;
+constexpr float kLog2e = std::numbers::log2e_v<float>;
+
+/// One head of a decoding state.
+struct HeadOfState {
+  int64_t M, E, stride;
+  float *c, *z, *z_rest, *S, *S_rest;
+  float* features;  ///< [kHotTokens, stride]
+  float* values;    ///< [kHotTokens, E]
+
+  HeadOfState(DecodeState& state, int64_t index)
+      : M(state.M),
+        E(state.E),
+        stride(state.hot_stride()),
+        c(state.c.data() + index * M),
+        z(state.z.data() + index * M),
+        z_rest(state.z_rest.data() + index * M),
+        S(state.S.data() + index * M * E),
+        S_rest(state.S_rest.data() + index * M * E),
+        features(state.hot_features.data() + index * kHotTokens * stride),
+        values(state.hot_values.data() + index * kHotTokens * E) {}
+
+  /// Adds the first n hot tokens to the sums.
+  void flush(int64_t n) const {
+    const FloatTag d;
+    const hn::CappedTag<float, 1> one;
+    const int64_t N = static_cast<int64_t>(hn::Lanes(d));
+    add_products(d, features, stride, values, n, M, E, S, S_rest);
+    int64_t f = 0;
+    for (; f + N <= M; f += N) {
+      Vector sum = hn::Zero(d);
+      for (int64_t j = 0; j < n; ++j) sum = hn::Add(sum, hn::LoadU(d, features + j * stride + f));
+      add_exactly(d, sum, z + f, z_rest + f);
+    }
+    for (; f < M; ++f) {
+      float sum = 0.0f;
+      for (int64_t j = 0; j < n; ++j) sum += features[j * stride + f];
+      add_exactly(one, hn::Set(one, sum), z + f, z_rest + f);
+    }
+  }
+
+  /// Multiplies the sums and hot features of feature f.
+  void scale(int64_t f, int64_t n, float factor) const {
+    z[f] *= factor;
+    z_rest[f] *= factor;
+    for (int64_t e = f * E; e < (f + 1) * E; ++e) S[e] *= factor;
+    for (int64_t e = f * E; e < (f + 1) * E; ++e) S_rest[e] *= factor;
+    for (int64_t j = 0; j < n; ++j) features[j * stride + f] *= factor;
+  }
 };
 
 /// 1 / x, 0 for 0 and finite for denormal numbers.
@@ -30,128 +77,237 @@ float reciprocal(float x) {
   return x == 0.0f ? 0.0f : std::min(1.0f / x, std::numeric_limits<float>::max());
 }
 
-/// Stabilisers, denominators and weights of one head; returns the reciprocal of the denominator.
-float step_features(const Plan<float>& plan, const Item& item, const float* q, const float* k,
-                    bool absorbs, float* c, float* z, const FeatureStep& step) {
-  const bool positive = plan.feature_map == FeatureMapKind::kPositive;
-  const float root = static_cast<float>(std::sqrt(plan.scale));
-  const float eps = static_cast<float>(plan.eps);
-  const float log2e = std::numbers::log2e_v<float>;
-  const float* w = plan.projection == nullptr
-                       ? nullptr
-                       : plan.projection + (plan.P == 1 ? 0 : item.h) * plan.M * plan.D;
-  const float half_norm =
-      absorbs && positive ? 0.5f * static_cast<float>(plan.scale) * dot(k, k, plan.D) : 0.0f;
-  const auto logit = [&](const float* x, int64_t f) {
-    return root * (w == nullptr ? x[f] : dot(w + f * plan.D, x, plan.D));
-  };
-  if (!positive) {
-    float denominator = 0.0f;
-    for (int64_t f = 0; f < plan.M; ++f) {
-      step.keep[f] = 1.0f;
-      step.add[f] = absorbs ? std::max(logit(k, f), 0.0f) + eps : 0.0f;
-      step.weight[f] = std::max(logit(q, f), 0.0f) + eps;
-      z[f] += step.add[f];
-      denominator += step.weight[f] * z[f];
-    }
-    return reciprocal(denominator);
+/// One step of one key head and of the queries that share it.
+class DecodeHead {
+ public:
+  DecodeHead(const Plan<float>& plan, const HeadOfState& state, int64_t num_hot,
+             int64_t num_queries)
+      : plan_(plan),
+        state_(state),
+        num_hot_(num_hot),
+        num_queries_(num_queries),
+        positive_(plan.feature_map == FeatureMapKind::kPositive),
+        root_scale_(static_cast<float>(std::sqrt(plan.scale))) {
+    ScratchLayout measure;
+    place(measure);
+    ScratchLayout layout(thread_scratch(measure.used()));
+    place(layout);
   }
 
-  // Exponents first, in base 2 and in the arrays of the step; then all exponentials at once.
-  float top = -std::numeric_limits<float>::infinity();
-  for (int64_t f = 0; f < plan.M; ++f) {
-    const float key = absorbs ? logit(k, f) - half_norm : 0.0f;
-    const bool empty = z[f] == 0.0f;
-    const float raised = !absorbs ? c[f] : !empty && c[f] >= key ? c[f] : key;
-    step.keep[f] = empty ? kNoKey : log2e * (c[f] - raised);
-    step.add[f] = absorbs ? log2e * (key - raised) : kNoKey;
-    step.weight[f] = logit(q, f) + raised;
-    top = std::max(top, step.weight[f]);
-    c[f] = raised;
-  }
-  for (int64_t f = 0; f < plan.M; ++f) {
-    step.weight[f] = log2e * (step.weight[f] - top);
-  }
-  const FloatTag d;
-  const int64_t N = static_cast<int64_t>(hn::Lanes(d));
-  for (float* exponents : {step.keep, step.add, step.weight}) {
-    for (int64_t f = 0; f < plan.M; f += N) {
-      hn::StoreU(exp2(hn::LoadU(d, exponents + f)), d, exponents + f);
+  /// Absorbs key g of batch item b unless it is masked; then answers its queries.
+  void run(int64_t b, int64_t g, bool absorbs, const OutputRows& out) const {
+    const int64_t M = state_.M;
+    std::copy_n(state_.c, M, c_);
+    std::copy_n(state_.z, M, z_);
+    std::fill(c_ + M, c_ + state_.stride, 0.0f);
+    std::fill(z_ + M, z_ + state_.stride, 0.0f);
+    if (positive_ && num_hot_ == 0) forget_unseen();
+    project(b, g, absorbs);
+    if (absorbs) {
+      absorb();
+      copy_row(plan_.v.row(b, g, 0), state_.E, hot_value());
+    } else {
+      std::fill_n(hot_feature(), state_.stride, 0.0f);
+      std::fill_n(hot_value(), state_.E, 0.0f);
     }
+    for (int64_t i = 0; i < num_queries_; ++i) {
+      answer(query_logits_ + i * state_.stride, out.row(b, g * num_queries_ + i, 0));
+    }
+    if (num_hot_ + 1 == kHotTokens) state_.flush(kHotTokens);
   }
-  float denominator = 0.0f;
-  for (int64_t f = 0; f < plan.M; ++f) {
-    z[f] = step.keep[f] * z[f] + step.add[f];
-    denominator += step.weight[f] * z[f];
-  }
-  return reciprocal(denominator);
-}
 
-/// Updates the rows of S and sums them into out.
-void step_values(int64_t M, int64_t E, const FeatureStep& step, float inverse, const float* v,
-                 float* S, float* out) {
-  const FloatTag d;
-  const int64_t N = static_cast<int64_t>(hn::Lanes(d));
-  int64_t e = 0;
-  for (; e + N <= E; e += N) {
-    const Vector value = hn::LoadU(d, v + e);
-    Vector sum = hn::Zero(d);
-    for (int64_t f = 0; f < M; ++f) {
-      float* at = S + f * E + e;
-      const Vector row = hn::MulAdd(hn::Set(d, step.keep[f]), hn::LoadU(d, at),
-                                    hn::Mul(hn::Set(d, step.add[f]), value));
-      sum = hn::MulAdd(hn::Set(d, step.weight[f]), row, sum);
-      hn::StoreU(row, d, at);
-    }
-    hn::StoreU(hn::Mul(hn::Set(d, inverse), sum), d, out + e);
+ private:
+  void place(ScratchLayout& layout) {
+    c_ = layout.take(state_.stride);
+    z_ = layout.take(state_.stride);
+    row_ = layout.take(plan_.D);
+    key_ = layout.take(aligned_floats(plan_.D));
+    queries_ = layout.take(num_queries_ * aligned_floats(plan_.D));
+    key_logits_ = layout.take(state_.stride);
+    query_logits_ = layout.take(num_queries_ * state_.stride);
+    scores_ = layout.take(kHotTokens);
+    sums_ = layout.take(state_.E);
+    all_sums_ = layout.take(state_.E);
   }
-  for (; e < E; ++e) {
-    float sum = 0.0f;
-    for (int64_t f = 0; f < M; ++f) {
-      float& at = S[f * E + e];
-      at = step.keep[f] * at + step.add[f] * v[e];
-      sum += step.weight[f] * at;
+
+  float* hot_feature() const { return state_.features + num_hot_ * state_.stride; }
+  float* hot_value() const { return state_.values + num_hot_ * state_.E; }
+
+  /// Stabilisers below every logit where no key has been seen.
+  void forget_unseen() const {
+    for (int64_t f = 0; f < state_.M; ++f) {
+      if (z_[f] == 0.0f) c_[f] = state_.c[f] = kNoKey;
     }
-    out[e] = inverse * sum;
   }
+
+  /// Logits of the key, if it counts, and of the queries, in natural logarithm.
+  void project(int64_t b, int64_t g, bool absorbs) const {
+    const FloatTag d;
+    const int64_t D = plan_.D, M = state_.M;
+    const auto load = [&](const InputElements& x, float* aligned, float* logits) {
+      copy_row(x, D, row_);
+      if (plan_.projection != nullptr) {
+        align_to_rows(d, row_, D, root_scale_, aligned);
+        return;
+      }
+      for (int64_t f = 0; f < M; ++f) logits[f] = root_scale_ * row_[f];
+    };
+    for (int64_t i = 0; i < num_queries_; ++i) {
+      load(plan_.q.row(b, g * num_queries_ + i, 0), queries_ + i * aligned_floats(D),
+           query_logits_ + i * state_.stride);
+    }
+    // Last, because the key's row is needed again.
+    if (absorbs) load(plan_.k.row(b, g, 0), key_, key_logits_);
+    if (plan_.projection == nullptr) return;
+    // Few rows at a time, which stay in the first-level cache for all queries.
+    const float* matrix = plan_.projection + (plan_.P == 1 ? 0 : g) * M * D;
+    constexpr int64_t kRows = 32;
+    for (int64_t f = 0; f < M; f += kRows) {
+      const float* rows = matrix + f * D;
+      const int64_t count = std::min(kRows, M - f);
+      const auto query = [&](int64_t i) { return queries_ + i * aligned_floats(D); };
+      const auto logits = [&](int64_t i) { return query_logits_ + i * state_.stride + f; };
+      int64_t i = 0;
+      if (absorbs) {
+        dot_rows<true>(d, rows, D, count, D, key_, query(0), key_logits_ + f, logits(0));
+        i = 1;
+      }
+      for (; i + 2 <= num_queries_; i += 2) {
+        dot_rows<true>(d, rows, D, count, D, query(i), query(i + 1), logits(i), logits(i + 1));
+      }
+      if (i < num_queries_) {
+        dot_rows<false>(d, rows, D, count, D, query(i), nullptr, logits(i), nullptr);
+      }
+    }
+  }
+
+  /// The key's features, with stabilisers raised where its logits ask for it.
+  void absorb() const {
+    const FloatTag d;
+    const int64_t N = static_cast<int64_t>(hn::Lanes(d));
+    const int64_t M = state_.M;
+    float* HWY_RESTRICT feature = hot_feature();
+    if (!positive_) {
+      const Vector eps = hn::Set(d, static_cast<float>(plan_.eps));
+      for (int64_t f = 0; f < M; f += N) {
+        hn::StoreU(hn::Add(relu(hn::LoadU(d, key_logits_ + f)), eps), d, feature + f);
+      }
+    } else {
+      const float half_norm = 0.5f * static_cast<float>(plan_.scale) * dot(row_, row_, plan_.D);
+      const Vector offset = hn::Set(d, half_norm);
+      const Vector log2e = hn::Set(d, kLog2e);
+      const Vector lazy = hn::Set(d, kLazyRaise);
+      std::fill(key_logits_ + M, key_logits_ + state_.stride, 0.0f);
+      for (int64_t f = 0; f < M; f += N) {
+        const Vector logit = hn::Sub(hn::LoadU(d, key_logits_ + f), offset);
+        Vector exponent = hn::Mul(log2e, hn::Sub(logit, hn::LoadU(d, c_ + f)));
+        if (HWY_UNLIKELY(!hn::AllFalse(d, hn::Gt(exponent, lazy)))) {
+          hn::StoreU(logit, d, key_logits_ + f);
+          raise(f, std::min(f + N, M));
+          exponent = hn::Mul(log2e, hn::Sub(logit, hn::LoadU(d, c_ + f)));
+        }
+        hn::StoreU(exp2(exponent), d, feature + f);
+      }
+    }
+    std::fill(feature + M, feature + state_.stride, 0.0f);
+  }
+
+  /// Raises stabilisers that features [first, end) exceed by far to the key's logits.
+  void raise(int64_t first, int64_t end) const {
+    for (int64_t f = first; f < end; ++f) {
+      const float logit = key_logits_[f];
+      if (!(kLog2e * (logit - c_[f]) > kLazyRaise)) continue;
+      const float factor = std::exp2(kLog2e * (c_[f] - logit));
+      state_.scale(f, num_hot_, factor);
+      z_[f] *= factor;
+      c_[f] = state_.c[f] = logit;
+    }
+  }
+
+  /// Turns a query's logits into weights of the features and writes its output.
+  void answer(float* HWY_RESTRICT weight, const OutputElements& out) const {
+    const FloatTag d;
+    const int64_t N = static_cast<int64_t>(hn::Lanes(d));
+    const int64_t M = state_.M, stride = state_.stride;
+    Vector denominators = hn::Zero(d);
+    if (!positive_) {
+      const Vector eps = hn::Set(d, static_cast<float>(plan_.eps));
+      std::fill(weight + M, weight + stride, 0.0f);
+      for (int64_t f = 0; f < stride; f += N) {
+        const Vector value = hn::Add(relu(hn::LoadU(d, weight + f)), eps);
+        denominators = hn::MulAdd(value, hn::LoadU(d, z_ + f), denominators);
+        hn::StoreU(value, d, weight + f);
+      }
+    } else {
+      const Vector log2e = hn::Set(d, kLog2e);
+      // Elements beyond M count neither in the maximum nor in a sum.
+      std::fill(weight + M, weight + stride, 2 * kNoKey);
+      Vector largest = hn::Set(d, 2 * kNoKey);
+      for (int64_t f = 0; f < stride; f += N) {
+        const Vector shifted = hn::Add(hn::LoadU(d, weight + f), hn::LoadU(d, c_ + f));
+        largest = hn::Max(largest, shifted);
+        hn::StoreU(shifted, d, weight + f);
+      }
+      const Vector top = hn::MaxOfLanes(d, largest);
+      for (int64_t f = 0; f < stride; f += N) {
+        const Vector value = exp2(hn::Mul(log2e, hn::Sub(hn::LoadU(d, weight + f), top)));
+        denominators = hn::MulAdd(value, hn::LoadU(d, z_ + f), denominators);
+        hn::StoreU(value, d, weight + f);
+      }
+    }
+    const int64_t hot = num_hot_ + 1;
+    dot_rows<false>(d, state_.features, stride, hot, stride, weight, nullptr, scores_, nullptr);
+    float denominator = hn::GetLane(hn::SumOfLanes(d, denominators));
+    for (int64_t j = 0; j < hot; ++j) denominator += scores_[j];
+    sum_rows(d, state_.S, M, state_.E, weight, nullptr, sums_);
+    sum_rows(d, state_.values, hot, state_.E, scores_, sums_, all_sums_);
+    const float inverse = reciprocal(denominator);
+    for (int64_t e = 0; e < state_.E; ++e) all_sums_[e] *= inverse;
+    copy_row(all_sums_, state_.E, out);
+  }
+
+  const Plan<float>& plan_;
+  const HeadOfState& state_;
+  int64_t num_hot_, num_queries_;
+  bool positive_;
+  float root_scale_;
+  float* row_;                         ///< [D] the key as it came
+  float *c_, *z_;                      ///< [stride] copies of the state's, zeros beyond M
+  float *key_, *queries_;              ///< in the order of dot_rows
+  float *key_logits_, *query_logits_;  ///< [stride] and [num_queries, stride]
+  float* scores_;                      ///< [kHotTokens] of a query with the hot tokens
+  float *sums_, *all_sums_;            ///< [E] numerators without and with the hot tokens
+};
+
+/// Calls body for every head of the state. Heads go to threads in groups, because a step of few
+/// heads takes less time than waking a thread.
+template <class Body>
+void for_each_head(DecodeState& state, const Body& body) {
+  constexpr int64_t kHeadsPerTask = 8;
+  const int64_t heads = state.B * state.H;
+  parallel_for((heads + kHeadsPerTask - 1) / kHeadsPerTask, [&](int64_t task) {
+    const int64_t end = std::min((task + 1) * kHeadsPerTask, heads);
+    for (int64_t index = task * kHeadsPerTask; index < end; ++index) {
+      body(index, HeadOfState(state, index));
+    }
+  });
 }
 
 void run_decode_step(const Plan<float>& plan, DecodeState& state, const OutputRows& out) {
-  // A step of few heads takes less time than waking a thread.
-  constexpr int64_t kHeadsPerTask = 8;
-  const int64_t heads = plan.B * plan.H;
-  parallel_for((heads + kHeadsPerTask - 1) / kHeadsPerTask, [&](int64_t task) {
-    for (int64_t index = task * kHeadsPerTask; index < std::min((task + 1) * kHeadsPerTask, heads);
-         ++index) {
-      const Item item(plan, index);
-      const uint8_t* mask = plan.mask_row(item.b);
-      const bool absorbs = mask == nullptr || mask[0] == 0;
-      const int64_t padded = num_panels(plan.M) * panel_width();
-      ScratchLayout layout(thread_scratch(3 * padded + 2 * (plan.D + plan.E) + 7 * 32));
-      const FeatureStep step{layout.take(padded), layout.take(padded), layout.take(padded)};
-      float* q = layout.take(plan.D);
-      float* k = layout.take(plan.D);
-      float* values = layout.take(plan.E);
-      float* answer = layout.take(plan.E);
-      copy_row(plan.q.row(item.b, item.h, 0), plan.D, q);
-      if (absorbs) {
-        copy_row(plan.k.row(item.b, item.h, 0), plan.D, k);
-        copy_row(plan.v.row(item.b, item.h, 0), plan.E, values);
-      } else {
-        std::fill_n(values, plan.E, 0.0f);
-      }
-      for (float* array : {step.keep, step.add, step.weight}) {
-        std::fill_n(array, padded, 0.0f);
-      }
-      const float inverse =
-          step_features(plan, item, q, k, absorbs, state.c.data() + index * plan.M,
-                        state.z.data() + index * plan.M, step);
-      step_values(plan.M, plan.E, step, inverse, values, state.S.data() + index * plan.M * plan.E,
-                  answer);
-      copy_row(answer, plan.E, out.row(item.b, item.h, 0));
-    }
+  const int64_t num_queries = state.H == 0 ? 1 : plan.H / state.H;
+  for_each_head(state, [&](int64_t index, const HeadOfState& head) {
+    const int64_t b = index / state.H, g = index % state.H;
+    const uint8_t* mask = plan.mask_row(b);
+    const bool absorbs = mask == nullptr || mask[0] == 0;
+    DecodeHead(plan, head, state.num_hot, num_queries).run(b, g, absorbs, out);
   });
   state.position += 1;
+  state.num_hot = (state.num_hot + 1) % kHotTokens;
+}
+
+void run_flush(DecodeState& state) {
+  for_each_head(state, [&](int64_t, const HeadOfState& head) { head.flush(state.num_hot); });
+  state.num_hot = 0;
 }
 
 }  // namespace
@@ -163,9 +319,14 @@ HWY_AFTER_NAMESPACE();
 namespace favor {
 
 HWY_EXPORT(run_decode_step);
+HWY_EXPORT(run_flush);
 
 void decode_step_kernel(const Plan<float>& plan, DecodeState& state, OutputRows out) {
   HWY_DYNAMIC_DISPATCH(run_decode_step)(plan, state, out);
+}
+
+void flush_kernel(DecodeState& state) {
+  HWY_DYNAMIC_DISPATCH(run_flush)(state);
 }
 
 }  // namespace favor

@@ -21,6 +21,7 @@
 #include "favor/parallel.h"
 #include "favor/projection.h"
 #include "favor/random.h"
+#include "favor/state.h"
 #include "favor/tensor_view.h"
 
 #endif  // FAVOR_FAVOR_H_

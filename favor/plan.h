@@ -114,7 +114,15 @@ void causal_forward_kernel(const Plan<float>& plan, OutputRows out, Saved<float>
                            const DecodeState* initial, DecodeState* final_state);
 void causal_backward_kernel(const Plan<float>& plan, InputRows out, InputRows dout,
                             const Saved<float>& saved, OutputRows dq, OutputRows dk, OutputRows dv);
+/// Needs a state that make_steppable has prepared.
 void decode_step_kernel(const Plan<float>& plan, DecodeState& state, OutputRows out);
+/// Adds the hot tokens to c, S, z and the rests, which the state must have.
+void flush_kernel(DecodeState& state);
+
+/// Gives a state rests, zeros where it has none.
+void make_rests(DecodeState& state);
+/// Gives a state rests and room for hot tokens, where it has none.
+void make_steppable(DecodeState& state);
 
 }  // namespace favor
 

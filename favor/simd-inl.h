@@ -76,7 +76,8 @@ HWY_INLINE Vector exp2(Vector x) {
 #define FAVOR_FOR_EACH_ROW(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
 
 /// A column of `tiles` register tiles: out[r, 0..NR) = initial[r, 0..NR) + sum_k left(r, k)
-/// right[k, 0..NR) for tiles * kRows rows. A null `initial` stands for zeros; it may be `out`.
+/// right[k, 0..NR) for tiles * kRows rows. A null `initial` stands for zeros; it may be `out`. It
+/// is added last, so that a long sum is rounded once a call and not once a term.
 ///
 /// left(r, k) is broadcast from left[r * NR + k] when not transposed, walking over panels of
 /// `left_panel` floats; from left[k * NR + r] when transposed. A half tile has the panel's first
@@ -97,16 +98,6 @@ HWY_NOINLINE void multiply_tiles(const float* HWY_RESTRICT left, int64_t left_pa
 #define FAVOR_DECLARE_ROW(r) Vector a##r = hn::Zero(d), b##r = hn::Zero(d);
     FAVOR_FOR_EACH_ROW(FAVOR_DECLARE_ROW)
 #undef FAVOR_DECLARE_ROW
-    if (initial != nullptr) {
-#define FAVOR_LOAD_ROW(r)                                            \
-  if constexpr (kRows > r) {                                         \
-    a##r = hn::LoadU(d, initial + r * NR);                           \
-    if constexpr (!kHalf) b##r = hn::LoadU(d, initial + r * NR + N); \
-  }
-      FAVOR_FOR_EACH_ROW(FAVOR_LOAD_ROW)
-#undef FAVOR_LOAD_ROW
-      initial += kRows * NR;
-    }
     const float* HWY_RESTRICT right_row = right;
     const float* HWY_RESTRICT left_run = left;
     for (int64_t k0 = 0; k0 < num_k; k0 += run) {
@@ -127,6 +118,16 @@ HWY_NOINLINE void multiply_tiles(const float* HWY_RESTRICT left, int64_t left_pa
         right_row += NR;
       }
       left_run += left_panel;
+    }
+    if (initial != nullptr) {
+#define FAVOR_ADD_ROW(r)                                                            \
+  if constexpr (kRows > r) {                                                        \
+    a##r = hn::Add(a##r, hn::LoadU(d, initial + r * NR));                           \
+    if constexpr (!kHalf) b##r = hn::Add(b##r, hn::LoadU(d, initial + r * NR + N)); \
+  }
+      FAVOR_FOR_EACH_ROW(FAVOR_ADD_ROW)
+#undef FAVOR_ADD_ROW
+      initial += kRows * NR;
     }
 #define FAVOR_STORE_ROW(r)                                       \
   if constexpr (kRows > r) {                                     \

@@ -102,6 +102,59 @@ inline HWY_NOINLINE void merge(const HeadPlan& head, const KeyState& other, cons
   }
 }
 
+/// sum += term, exact but for what `rest` keeps of it (Kahan).
+HWY_INLINE void add_exactly(Vector term, float* sum, float* rest) {
+  const FloatTag d;
+  const Vector old = hn::LoadU(d, sum);
+  const Vector corrected = hn::Add(term, hn::LoadU(d, rest));
+  const Vector total = hn::Add(old, corrected);
+  hn::StoreU(hn::Sub(corrected, hn::Sub(total, old)), d, rest);
+  hn::StoreU(total, d, sum);
+}
+
+/// Sums over any number of tokens: S += left^T right and z += added, with what rounding leaves out
+/// of them kept in rests.
+struct LongSums {
+  Panels S_rest;  ///< [M, E]
+  float* z_rest;  ///< [M], padded to the panel width
+  Panels block;   ///< [NR, NR]
+
+  void place(ScratchLayout& layout, const HeadPlan& head) {
+    S_rest = {layout.take(panel_floats(head.M, head.E)), head.M};
+    z_rest = layout.take(num_panels(head.M) * panel_width());
+    block = {layout.take(panel_width() * panel_width()), panel_width()};
+  }
+
+  void clear(const HeadPlan& head) const {
+    std::fill_n(S_rest.data, panel_floats(head.M, head.E), 0.0f);
+    std::fill_n(z_rest, num_panels(head.M) * panel_width(), 0.0f);
+  }
+
+  HWY_NOINLINE void add_products(const HeadPlan& head, const Panels& left, const Panels& right,
+                                 int64_t num_k, const Panels& S) const {
+    const int64_t NR = panel_width();
+    for (int64_t panel = 0; panel < num_panels(head.E); ++panel) {
+      for (int64_t m = 0; m < head.M; m += NR) {
+        const int64_t rows = std::min(NR, head.M - m);
+        multiply_rows<true>(rows, left.at(0, m / NR), 0, right.at(0, panel), nullptr, block.data,
+                            num_k);
+        const float* HWY_RESTRICT terms = block.data;
+        float* HWY_RESTRICT sums = S.at(m, panel);
+        float* HWY_RESTRICT rests = S_rest.at(m, panel);
+        for (int64_t i = 0; i < rows * NR; i += NR / 2) {
+          add_exactly(hn::LoadU(FloatTag(), terms + i), sums + i, rests + i);
+        }
+      }
+    }
+  }
+
+  void add_sums(const HeadPlan& head, const float* added, float* z) const {
+    for (int64_t f = 0; f < num_panels(head.M) * panel_width(); f += panel_width() / 2) {
+      add_exactly(hn::LoadU(FloatTag(), added + f), z + f, z_rest + f);
+    }
+  }
+};
+
 /// Adds sums that share their stabilisers.
 inline HWY_NOINLINE void add(const HeadPlan& head, const KeyState& other, const KeyState& into) {
   const int64_t floats = panel_floats(head.M, head.E);

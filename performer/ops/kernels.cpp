@@ -305,6 +305,7 @@ DecodeResult decode_step_cpu(const at::Tensor& q, const at::Tensor& k, const at:
   const at::Tensor v_rows = rows_contiguous(v);
   favor::decode_step(params.value, view_of<const float>(q_rows), view_of<const float>(k_rows),
                      view_of<const float>(v_rows), state, view_of<float>(out));
+  favor::flush(state);  // the operator's state is c, S and z alone
   return {out, tensor_of(state.c, c), tensor_of(state.S, S), tensor_of(state.z, z)};
 }
 
