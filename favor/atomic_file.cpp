@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "performer/data/atomic_file.h"
+#include "favor/atomic_file.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -11,7 +11,7 @@
 
 #include "favor/check.h"
 
-namespace performer {
+namespace favor {
 namespace {
 
 std::string folder_of(const std::string& path) {
@@ -23,7 +23,7 @@ std::string folder_of(const std::string& path) {
 }  // namespace
 
 AtomicFile::AtomicFile(const std::string& path)
-    : path_(path), temporary_(favor::message(path, ".tmp-", ::getpid())) {
+    : path_(path), temporary_(message(path, ".tmp-", ::getpid())) {
   descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (descriptor_ < 0) fail("cannot create the file");
 }
@@ -35,7 +35,7 @@ AtomicFile::~AtomicFile() {
 }
 
 void AtomicFile::fail(const char* what) const {
-  throw std::runtime_error(favor::message(path_, ": ", what, ": ", std::strerror(errno)));
+  throw std::runtime_error(message(path_, ": ", what, ": ", std::strerror(errno)));
 }
 
 void AtomicFile::write(const void* data, size_t bytes) {
@@ -76,9 +76,8 @@ void sync_folder(const std::string& folder) {
     ::close(descriptor);
   }
   if (error != 0) {
-    throw std::runtime_error(
-        favor::message(folder, ": cannot sync the folder: ", std::strerror(error)));
+    throw std::runtime_error(message(folder, ": cannot sync the folder: ", std::strerror(error)));
   }
 }
 
-}  // namespace performer
+}  // namespace favor

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "performer/data/safetensors.h"
+#include "favor/safetensors.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -11,16 +11,17 @@
 #include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <stdexcept>
 #include <tuple>
 #include <utility>
 
+#include "favor/atomic_file.h"
 #include "favor/check.h"
 #include "favor/words.h"
-#include "performer/data/atomic_file.h"
 
-namespace performer {
+namespace favor {
 namespace {
 
 static_assert(std::endian::native == std::endian::little,
@@ -32,10 +33,10 @@ constexpr size_t kLengthBytes = 8;
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the format's own limit
 constexpr const char* kMetadata = "__metadata__";
 
-constexpr favor::Word<StoredType> kTypes[] = {
-    {StoredType::kF32, "F32"}, {StoredType::kF64, "F64"},  {StoredType::kBF16, "BF16"},
-    {StoredType::kF16, "F16"}, {StoredType::kI64, "I64"},  {StoredType::kI32, "I32"},
-    {StoredType::kU8, "U8"},   {StoredType::kBool, "BOOL"}};
+constexpr Word<StoredType> kTypes[] = {{StoredType::kF32, "F32"},   {StoredType::kF64, "F64"},
+                                       {StoredType::kBF16, "BF16"}, {StoredType::kF16, "F16"},
+                                       {StoredType::kI64, "I64"},   {StoredType::kI32, "I32"},
+                                       {StoredType::kU8, "U8"},     {StoredType::kBool, "BOOL"}};
 
 // Bytes of a tensor, or false where the product does not fit.
 bool tensor_bytes(StoredType type, const std::vector<int64_t>& shape, uint64_t& bytes) {
@@ -88,12 +89,11 @@ class Mapping {
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
 
-  const char* data() const { return data_; }
-  size_t bytes() const { return bytes_; }
+  std::string_view content() const { return {data_, bytes_}; }
 
  private:
   [[noreturn]] static void fail(const std::string& path, const char* what, const char* why) {
-    throw std::runtime_error(favor::message(path, ": ", what, why));
+    throw std::runtime_error(message(path, ": ", what, why));
   }
 
   const char* data_ = nullptr;
@@ -103,22 +103,23 @@ class Mapping {
 // Everything wrong with one file is reported as `file: ...`.
 class HeaderParser {
  public:
-  HeaderParser(const std::string& path, const Mapping& mapping) : path_(path), mapping_(mapping) {}
+  HeaderParser(const std::string& path, std::string_view content)
+      : path_(path), content_(content) {}
 
   void parse(std::vector<StoredTensor>& tensors, std::map<std::string, std::string>& metadata) {
-    check(mapping_.bytes() >= kLengthBytes, "safetensors file has ", mapping_.bytes(),
+    check(content_.size() >= kLengthBytes, "safetensors file has ", content_.size(),
           " bytes, expected at least 8");
     uint64_t header_bytes = 0;
-    std::memcpy(&header_bytes, mapping_.data(), kLengthBytes);
+    std::memcpy(&header_bytes, content_.data(), kLengthBytes);
     check(header_bytes <= kMaxHeaderBytes, "header length is ", header_bytes, ", expected at most ",
           kMaxHeaderBytes, " (not a safetensors file?)");
-    check(header_bytes <= mapping_.bytes() - kLengthBytes, "header length is ", header_bytes,
-          ", but only ", mapping_.bytes() - kLengthBytes, " bytes follow (cut file?)");
-    const char* header = mapping_.data() + kLengthBytes;
+    check(header_bytes <= content_.size() - kLengthBytes, "header length is ", header_bytes,
+          ", but only ", content_.size() - kLengthBytes, " bytes follow (cut file?)");
+    const char* header = content_.data() + kLengthBytes;
     const Json json = parse_json(header, header + header_bytes);
     check(json.is_object(), "header is ", json.type_name(), ", expected object");
     data_ = header + header_bytes;
-    data_bytes_ = mapping_.bytes() - kLengthBytes - header_bytes;
+    data_bytes_ = content_.size() - kLengthBytes - header_bytes;
     for (const auto& [name, value] : json.items()) {
       if (name == kMetadata) {
         read_metadata(value, metadata);
@@ -133,7 +134,7 @@ class HeaderParser {
   template <class... Args>
   void check(bool condition, const Args&... args) const {
     if (condition) return;
-    std::string text = favor::message(args...);
+    std::string text = message(args...);
     // Names come from the file: no line break or terminal command in one may reach the screen.
     for (char& c : text) c = static_cast<unsigned char>(c) < ' ' || c == 0x7f ? '?' : c;
     throw std::runtime_error(path_ + ": " + text);
@@ -194,7 +195,7 @@ class HeaderParser {
           ", expected string");
     try {
       tensor.type = stored_type_from_string(dtype.get_ref<const std::string&>());
-    } catch (const favor::Error& error) {
+    } catch (const Error& error) {
       check(false, "tensor '", name, "': ", error.what());
     }
     check(shape.is_array(), "tensor '", name, "': shape is ", shape.type_name(),
@@ -236,7 +237,7 @@ class HeaderParser {
   }
 
   const std::string& path_;
-  const Mapping& mapping_;
+  std::string_view content_;
   const char* data_ = nullptr;
   uint64_t data_bytes_ = 0;
 };
@@ -244,11 +245,11 @@ class HeaderParser {
 }  // namespace
 
 std::string to_string(StoredType type) {
-  return favor::word_of(kTypes, type);
+  return word_of(kTypes, type);
 }
 
 StoredType stored_type_from_string(std::string_view word) {
-  return favor::value_of(kTypes, word, "dtype");
+  return value_of(kTypes, word, "dtype");
 }
 
 int64_t bytes_per_element(StoredType type) {
@@ -269,9 +270,12 @@ int64_t bytes_per_element(StoredType type) {
   throw std::logic_error("bytes_per_element: no such type");
 }
 
-void write_safetensors(const std::string& path, const std::vector<StoredTensor>& tensors,
-                       const std::map<std::string, std::string>& metadata) {
-  std::vector<const StoredTensor*> ordered;
+namespace {
+
+/// All that precedes the data, whose order it sets.
+std::string header_of(const std::vector<StoredTensor>& tensors,
+                      const std::map<std::string, std::string>& metadata,
+                      std::vector<const StoredTensor*>& ordered) {
   std::set<std::string_view> names;
   for (const StoredTensor& tensor : tensors) {
     FAVOR_CHECK(tensor.name != kMetadata, "write_safetensors: tensor name ", kMetadata,
@@ -305,35 +309,60 @@ void write_safetensors(const std::string& path, const std::vector<StoredTensor>&
   try {
     text = header.dump();
   } catch (const Json::exception& error) {
-    throw favor::Error(
-        favor::message("write_safetensors: name or metadata is not UTF-8: ", error.what()));
+    throw Error(message("write_safetensors: name or metadata is not UTF-8: ", error.what()));
   }
   text.resize((text.size() + 7) / 8 * 8, ' ');
   const uint64_t header_bytes = text.size();
   FAVOR_CHECK(header_bytes <= kMaxHeaderBytes, "write_safetensors: header has ", header_bytes,
               " bytes, expected at most ", kMaxHeaderBytes);
+  return std::string(reinterpret_cast<const char*>(&header_bytes), kLengthBytes) + text;
+}
+
+}  // namespace
+
+std::string safetensors_bytes(const std::vector<StoredTensor>& tensors,
+                              const std::map<std::string, std::string>& metadata) {
+  std::vector<const StoredTensor*> ordered;
+  std::string bytes = header_of(tensors, metadata, ordered);
+  for (const StoredTensor* tensor : ordered) {
+    bytes.append(static_cast<const char*>(tensor->data), tensor->bytes);
+  }
+  return bytes;
+}
+
+void write_safetensors(const std::string& path, const std::vector<StoredTensor>& tensors,
+                       const std::map<std::string, std::string>& metadata) {
+  std::vector<const StoredTensor*> ordered;
+  const std::string header = header_of(tensors, metadata, ordered);
   AtomicFile file(path);
-  file.write(&header_bytes, kLengthBytes);
-  file.write(text.data(), text.size());
+  file.write(header.data(), header.size());
   for (const StoredTensor* tensor : ordered) file.write(tensor->data, tensor->bytes);
   file.commit();
 }
 
 struct SafetensorsFile::Parts {
-  explicit Parts(const std::string& file_path) : path(file_path), mapping(file_path) {}
-
   std::string path;
-  Mapping mapping;
+  std::optional<Mapping> mapping;
   std::vector<StoredTensor> tensors;
   std::map<std::string, std::string> metadata;
   std::map<std::string, size_t, std::less<>> by_name;
+
+  void parse(std::string_view content) {
+    HeaderParser(path, content).parse(tensors, metadata);
+    for (size_t i = 0; i < tensors.size(); ++i) by_name[tensors[i].name] = i;
+  }
 };
 
-SafetensorsFile::SafetensorsFile(const std::string& path) : parts_(std::make_unique<Parts>(path)) {
-  HeaderParser(parts_->path, parts_->mapping).parse(parts_->tensors, parts_->metadata);
-  for (size_t i = 0; i < parts_->tensors.size(); ++i) {
-    parts_->by_name[parts_->tensors[i].name] = i;
-  }
+SafetensorsFile::SafetensorsFile(const std::string& path) : parts_(std::make_unique<Parts>()) {
+  parts_->path = path;
+  parts_->mapping.emplace(path);
+  parts_->parse(parts_->mapping->content());
+}
+
+SafetensorsFile::SafetensorsFile(const std::string& name, std::string_view content)
+    : parts_(std::make_unique<Parts>()) {
+  parts_->path = name;
+  parts_->parse(content);
 }
 
 SafetensorsFile::~SafetensorsFile() = default;
@@ -355,9 +384,9 @@ bool SafetensorsFile::contains(std::string_view name) const {
 const StoredTensor& SafetensorsFile::at(std::string_view name) const {
   const auto found = parts_->by_name.find(name);
   if (found == parts_->by_name.end()) {
-    throw std::runtime_error(favor::message(parts_->path, ": tensor '", name, "' is missing"));
+    throw std::runtime_error(message(parts_->path, ": tensor '", name, "' is missing"));
   }
   return parts_->tensors[found->second];
 }
 
-}  // namespace performer
+}  // namespace favor
