@@ -15,6 +15,7 @@
 #include "favor/plan.h"
 #include "favor/plan_checks.h"
 #include "favor/reference.h"
+#include "favor/widened.h"
 #include "hwy/aligned_allocator.h"
 
 namespace favor {
@@ -111,11 +112,12 @@ void plan_masks(const char* op, const AttentionParams<T>& params, Plan<T>& plan)
 }
 
 template <class T>
-Plan<T> make_plan(const char* op, const AttentionParams<T>& params, const View4<const T>& q,
-                  const View4<const T>& k, const View4<const T>& v) {
+Plan<Compute<T>> make_plan(const char* op, const AttentionParams<Compute<T>>& params,
+                           const View4<const T>& q, const View4<const T>& k,
+                           const View4<const T>& v) {
   apply_isa_limit();
   check_inputs(op, q, k, v);
-  Plan<T> plan;
+  Plan<Compute<T>> plan;
   plan.B = q.sizes[0];
   plan.H = q.sizes[1];
   plan.L = q.sizes[2];
@@ -135,8 +137,8 @@ Plan<T> make_plan(const char* op, const AttentionParams<T>& params, const View4<
 }
 
 template <class T>
-void check_backward(const char* op, const Plan<T>& plan, const View4<const T>& out,
-                    const View4<const T>& dout, const Saved<T>& saved, const View4<T>& dq,
+void check_backward(const char* op, const Plan<Compute<T>>& plan, const View4<const T>& out,
+                    const View4<const T>& dout, const Saved<Compute<T>>& saved, const View4<T>& dq,
                     const View4<T>& dk, const View4<T>& dv) {
   check_shape(op, "out", out, {plan.B, plan.H, plan.L, plan.E}, "[B, H, L, E]");
   check_shape(op, "dout", dout, {plan.B, plan.H, plan.L, plan.E}, "as out");
@@ -188,6 +190,28 @@ bool kernels_serve(const Plan<float>& plan) {
          plan.key_log_weight == nullptr;
 }
 
+template <class T>
+void decode_step_on(const AttentionParams<float>& params, View4<const T> q, View4<const T> k,
+                    View4<const T> v, DecodeState& state, View4<T> out) {
+  const char* op = "decode_step";
+  const Plan<float> plan = make_plan(op, params, q, k, v);
+  check_causal(op, plan);
+  FAVOR_CHECK(plan.L == 1 && plan.S == 1, op, ": q and k have lengths ", plan.L, " and ", plan.S,
+              ", expected 1 and 1");
+  FAVOR_CHECK(plan.num_segments() == 1, op, ": there are ", plan.num_segments(),
+              " segments, expected 1");
+  check_shape(op, "out", out, {plan.B, plan.H, 1, plan.E}, "[B, H, 1, E]");
+  check_state(op, "state", plan, state);
+  if (kernels_serve(plan)) {
+    make_steppable(state);
+    decode_step_kernel(plan, state, out);
+  } else {
+    flush(state);
+    reference::decode_step(params, Widened(q).view(), Widened(k).view(), Widened(v).view(), state,
+                           Widened(out).view());
+  }
+}
+
 std::atomic<bool> poison_scratch{false};
 
 }  // namespace
@@ -230,60 +254,73 @@ int64_t saved_state_size(int64_t B, int64_t G, int64_t L, int64_t M, int64_t E, 
 }
 
 template <class T>
-std::vector<T> fit_feature_map(const AttentionParams<T>& params, View4<const T> q,
-                               View4<const T> k) {
+std::vector<Compute<T>> fit_feature_map(const AttentionParams<Compute<T>>& params, View4<const T> q,
+                                        View4<const T> k) {
   const char* op = "fit_feature_map";
   // Only the shapes of k matter of v.
-  const Plan<T> plan = make_plan(op, params, q, k, k);
-  std::vector<T> result;
+  const Plan<Compute<T>> plan = make_plan(op, params, q, k, k);
+  std::vector<Compute<T>> result;
   if (!is_fitted(plan.feature_map)) return result;
+  const Widened wide_q(q);
+  const Widened wide_k(k);
   for (int64_t g = 0; g < plan.G; ++g) {
     Moments moments(plan.D, plan.feature_map == FeatureMapKind::kFavorSharp);
-    reference::for_each_piece(params, q, k, [&](const reference::Piece<T>& piece) {
-      if (piece.g == g) reference::add_moments(params, q, k, piece, moments);
-    });
-    for (const double x : moments.fit(plan.feature_map)) result.push_back(static_cast<T>(x));
+    const View4<const Compute<T>> queries = wide_q.view();
+    const View4<const Compute<T>> keys = wide_k.view();
+    reference::for_each_piece(params, queries, keys,
+                              [&](const reference::Piece<Compute<T>>& piece) {
+                                if (piece.g == g)
+                                  reference::add_moments(params, queries, keys, piece, moments);
+                              });
+    for (const double x : moments.fit(plan.feature_map)) {
+      result.push_back(static_cast<Compute<T>>(x));
+    }
   }
   return result;
 }
 
 template <class T>
-void bidirectional_forward(const AttentionParams<T>& params, View4<const T> q, View4<const T> k,
-                           View4<const T> v, View4<T> out, Saved<T>* saved) {
+void bidirectional_forward(const AttentionParams<Compute<T>>& params, View4<const T> q,
+                           View4<const T> k, View4<const T> v, View4<T> out,
+                           Saved<Compute<T>>* saved) {
   const char* op = "bidirectional_forward";
-  const Plan<T> plan = make_plan(op, params, q, k, v);
+  const Plan<Compute<T>> plan = make_plan(op, params, q, k, v);
   check_shape(op, "out", out, {plan.B, plan.H, plan.L, plan.E}, "[B, H, L, E]");
-  if constexpr (std::is_same_v<T, float>) {
+  if constexpr (std::is_same_v<Compute<T>, float>) {
     if (kernels_serve(plan)) {
       bidirectional_forward_kernel(plan, out, saved);
       return;
     }
   }
-  reference::bidirectional_forward(params, q, k, v, out, saved);
+  reference::bidirectional_forward<Compute<T>>(params, Widened(q).view(), Widened(k).view(),
+                                               Widened(v).view(), Widened(out).view(), saved);
 }
 
 template <class T>
-void bidirectional_backward(const AttentionParams<T>& params, View4<const T> q, View4<const T> k,
-                            View4<const T> v, View4<const T> out, View4<const T> dout,
-                            const Saved<T>& saved, View4<T> dq, View4<T> dk, View4<T> dv) {
+void bidirectional_backward(const AttentionParams<Compute<T>>& params, View4<const T> q,
+                            View4<const T> k, View4<const T> v, View4<const T> out,
+                            View4<const T> dout, const Saved<Compute<T>>& saved, View4<T> dq,
+                            View4<T> dk, View4<T> dv) {
   const char* op = "bidirectional_backward";
-  const Plan<T> plan = make_plan(op, params, q, k, v);
+  const Plan<Compute<T>> plan = make_plan(op, params, q, k, v);
   check_backward(op, plan, out, dout, saved, dq, dk, dv);
-  if constexpr (std::is_same_v<T, float>) {
+  if constexpr (std::is_same_v<Compute<T>, float>) {
     if (kernels_serve(plan)) {
       bidirectional_backward_kernel(plan, out, dout, saved, dq, dk, dv);
       return;
     }
   }
-  reference::bidirectional_backward(params, q, k, v, out, dout, saved, dq, dk, dv);
+  reference::bidirectional_backward<Compute<T>>(
+      params, Widened(q).view(), Widened(k).view(), Widened(v).view(), Widened(out).view(),
+      Widened(dout).view(), saved, Widened(dq).view(), Widened(dk).view(), Widened(dv).view());
 }
 
 template <class T>
-void causal_forward(const AttentionParams<T>& params, View4<const T> q, View4<const T> k,
-                    View4<const T> v, View4<T> out, Saved<T>* saved, const DecodeState* initial,
-                    DecodeState* final_state) {
+void causal_forward(const AttentionParams<Compute<T>>& params, View4<const T> q, View4<const T> k,
+                    View4<const T> v, View4<T> out, Saved<Compute<T>>* saved,
+                    const DecodeState* initial, DecodeState* final_state) {
   const char* op = "causal_forward";
-  const Plan<T> plan = make_plan(op, params, q, k, v);
+  const Plan<Compute<T>> plan = make_plan(op, params, q, k, v);
   check_causal(op, plan);
   check_shape(op, "out", out, {plan.B, plan.H, plan.L, plan.E}, "[B, H, L, E]");
   check_stream(op, plan, initial, final_state);
@@ -294,69 +331,73 @@ void causal_forward(const AttentionParams<T>& params, View4<const T> q, View4<co
     flush(flushed);
     initial = &flushed;
   }
-  if constexpr (std::is_same_v<T, float>) {
+  if constexpr (std::is_same_v<Compute<T>, float>) {
     if (kernels_serve(plan)) {
       causal_forward_kernel(plan, out, saved, initial, final_state);
       return;
     }
   }
-  reference::causal_forward(params, q, k, v, out, saved, initial, final_state);
+  reference::causal_forward<Compute<T>>(params, Widened(q).view(), Widened(k).view(),
+                                        Widened(v).view(), Widened(out).view(), saved, initial,
+                                        final_state);
 }
 
 template <class T>
-void causal_backward(const AttentionParams<T>& params, View4<const T> q, View4<const T> k,
+void causal_backward(const AttentionParams<Compute<T>>& params, View4<const T> q, View4<const T> k,
                      View4<const T> v, View4<const T> out, View4<const T> dout,
-                     const Saved<T>& saved, View4<T> dq, View4<T> dk, View4<T> dv) {
+                     const Saved<Compute<T>>& saved, View4<T> dq, View4<T> dk, View4<T> dv) {
   const char* op = "causal_backward";
-  const Plan<T> plan = make_plan(op, params, q, k, v);
+  const Plan<Compute<T>> plan = make_plan(op, params, q, k, v);
   check_causal(op, plan);
   check_backward(op, plan, out, dout, saved, dq, dk, dv);
   FAVOR_CHECK(saved.chunk_starts != nullptr || plan.B * plan.H * plan.L == 0, op,
               ": saved.chunk_starts is null, expected what the forward pass saved");
-  if constexpr (std::is_same_v<T, float>) {
+  if constexpr (std::is_same_v<Compute<T>, float>) {
     if (kernels_serve(plan)) {
       causal_backward_kernel(plan, out, dout, saved, dq, dk, dv);
       return;
     }
   }
-  reference::causal_backward(params, q, k, v, out, dout, saved, dq, dk, dv);
+  reference::causal_backward<Compute<T>>(
+      params, Widened(q).view(), Widened(k).view(), Widened(v).view(), Widened(out).view(),
+      Widened(dout).view(), saved, Widened(dq).view(), Widened(dk).view(), Widened(dv).view());
 }
 
 void decode_step(const AttentionParams<float>& params, View4<const float> q, View4<const float> k,
                  View4<const float> v, DecodeState& state, View4<float> out) {
-  const char* op = "decode_step";
-  const Plan<float> plan = make_plan(op, params, q, k, v);
-  check_causal(op, plan);
-  FAVOR_CHECK(plan.L == 1 && plan.S == 1, op, ": q and k have lengths ", plan.L, " and ", plan.S,
-              ", expected 1 and 1");
-  FAVOR_CHECK(plan.num_segments() == 1, op, ": there are ", plan.num_segments(),
-              " segments, expected 1");
-  check_shape(op, "out", out, {plan.B, plan.H, 1, plan.E}, "[B, H, 1, E]");
-  check_state(op, "state", plan, state);
-  if (kernels_serve(plan)) {
-    make_steppable(state);
-    decode_step_kernel(plan, state, out);
-  } else {
-    flush(state);
-    reference::decode_step(params, q, k, v, state, out);
-  }
+  decode_step_on(params, q, k, v, state, out);
 }
 
-#define FAVOR_INSTANTIATE(T)                                                                     \
-  template std::vector<T> fit_feature_map<T>(const AttentionParams<T>&, View4<const T>,          \
-                                             View4<const T>);                                    \
-  template void bidirectional_forward<T>(const AttentionParams<T>&, View4<const T>,              \
-                                         View4<const T>, View4<const T>, View4<T>, Saved<T>*);   \
-  template void bidirectional_backward<T>(                                                       \
-      const AttentionParams<T>&, View4<const T>, View4<const T>, View4<const T>, View4<const T>, \
-      View4<const T>, const Saved<T>&, View4<T>, View4<T>, View4<T>);                            \
-  template void causal_forward<T>(const AttentionParams<T>&, View4<const T>, View4<const T>,     \
-                                  View4<const T>, View4<T>, Saved<T>*, const DecodeState*,       \
-                                  DecodeState*);                                                 \
-  template void causal_backward<T>(const AttentionParams<T>&, View4<const T>, View4<const T>,    \
-                                   View4<const T>, View4<const T>, View4<const T>,               \
-                                   const Saved<T>&, View4<T>, View4<T>, View4<T>);
+void decode_step(const AttentionParams<float>& params, View4<const bfloat16> q,
+                 View4<const bfloat16> k, View4<const bfloat16> v, DecodeState& state,
+                 View4<bfloat16> out) {
+  decode_step_on(params, q, k, v, state, out);
+}
+
+void decode_step(const AttentionParams<float>& params, View4<const float16> q,
+                 View4<const float16> k, View4<const float16> v, DecodeState& state,
+                 View4<float16> out) {
+  decode_step_on(params, q, k, v, state, out);
+}
+
+#define FAVOR_INSTANTIATE(T)                                                                       \
+  template std::vector<Compute<T>> fit_feature_map<T>(const AttentionParams<Compute<T>>&,          \
+                                                      View4<const T>, View4<const T>);             \
+  template void bidirectional_forward<T>(const AttentionParams<Compute<T>>&, View4<const T>,       \
+                                         View4<const T>, View4<const T>, View4<T>,                 \
+                                         Saved<Compute<T>>*);                                      \
+  template void bidirectional_backward<T>(                                                         \
+      const AttentionParams<Compute<T>>&, View4<const T>, View4<const T>, View4<const T>,          \
+      View4<const T>, View4<const T>, const Saved<Compute<T>>&, View4<T>, View4<T>, View4<T>);     \
+  template void causal_forward<T>(const AttentionParams<Compute<T>>&, View4<const T>,              \
+                                  View4<const T>, View4<const T>, View4<T>, Saved<Compute<T>>*,    \
+                                  const DecodeState*, DecodeState*);                               \
+  template void causal_backward<T>(const AttentionParams<Compute<T>>&, View4<const T>,             \
+                                   View4<const T>, View4<const T>, View4<const T>, View4<const T>, \
+                                   const Saved<Compute<T>>&, View4<T>, View4<T>, View4<T>);
 FAVOR_INSTANTIATE(float)
+FAVOR_INSTANTIATE(bfloat16)
+FAVOR_INSTANTIATE(float16)
 FAVOR_INSTANTIATE(double)
 #undef FAVOR_INSTANTIATE
 

@@ -7,8 +7,9 @@
 // query head h uses key head h / (H / G) (grouped-query heads). L, S and B may be 0. A query row
 // with no allowed key gives zeros, and takes no part in a backward pass; neither does a row whose
 // dout is zero. Whatever lies under a mask, NaN included, reaches no output or gradient.
-// Results do not depend on the number of threads. float runs on the fast kernels; double runs on
-// the plain code of reference.h. Wrong arguments throw favor::Error before any work.
+// Results do not depend on the number of threads. float, bfloat16 and float16 run on the fast
+// kernels, which compute in float and round results to the nearest; double runs on the plain code
+// of reference.h. Wrong arguments throw favor::Error before any work.
 #ifndef FAVOR_ATTENTION_H_
 #define FAVOR_ATTENTION_H_
 
@@ -16,9 +17,11 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "favor/feature_map.h"
+#include "favor/half.h"
 #include "favor/state.h"
 #include "favor/tensor_view.h"
 
@@ -32,6 +35,10 @@ enum class Compatibility {
   /// Bidirectional only. The maximum carries no gradient.
   kOfficial,
 };
+
+/// What calls on elements of type T compute in, and keep beside them: float for the 16-bit types.
+template <class T>
+using Compute = std::conditional_t<sizeof(T) == 2, float, T>;
 
 /// What every pass of one attention call needs beside q, k and v.
 template <class T>
@@ -104,8 +111,8 @@ T key_log_weight(const AttentionParams<T>& params, int64_t b, int64_t g, int64_t
 /// masked are left out, and where L = S so are the queries at their positions. O((L + S) D) time
 /// per head, for favor_sharp O((L + S) D^2 + D^3). Empty for maps that are not fitted.
 template <class T>
-std::vector<T> fit_feature_map(const AttentionParams<T>& params, View4<const T> q,
-                               View4<const T> k);
+std::vector<Compute<T>> fit_feature_map(const AttentionParams<Compute<T>>& params, View4<const T> q,
+                                        View4<const T> k);
 
 /// Tokens between two states kept for the causal backward pass.
 inline constexpr int64_t kStateInterval = 1024;
@@ -135,15 +142,17 @@ int64_t saved_state_size(int64_t B, int64_t G, int64_t L, int64_t M, int64_t E, 
 /// 64 tokens; and a state of M (E + 2) elements per parallel block of keys, at most 64 of them or
 /// one per item.
 template <class T>
-void bidirectional_forward(const AttentionParams<T>& params, View4<const T> q, View4<const T> k,
-                           View4<const T> v, View4<T> out, Saved<T>* saved = nullptr);
+void bidirectional_forward(const AttentionParams<Compute<T>>& params, View4<const T> q,
+                           View4<const T> k, View4<const T> v, View4<T> out,
+                           Saved<Compute<T>>* saved = nullptr);
 
 /// Gradients of bidirectional_forward. `out` and `saved` are the forward pass's; dout [B, H, L, E].
 /// Stabilisers carry no gradient, because the output does not depend on them.
 template <class T>
-void bidirectional_backward(const AttentionParams<T>& params, View4<const T> q, View4<const T> k,
-                            View4<const T> v, View4<const T> out, View4<const T> dout,
-                            const Saved<T>& saved, View4<T> dq, View4<T> dk, View4<T> dv);
+void bidirectional_backward(const AttentionParams<Compute<T>>& params, View4<const T> q,
+                            View4<const T> k, View4<const T> v, View4<const T> out,
+                            View4<const T> dout, const Saved<Compute<T>>& saved, View4<T> dq,
+                            View4<T> dk, View4<T> dv);
 
 /// As bidirectional_forward with keys j <= i only (positions counted within the segment, aligned at
 /// the top left when L != S). `initial` continues an earlier call, `final_state` receives the state
@@ -151,22 +160,28 @@ void bidirectional_backward(const AttentionParams<T>& params, View4<const T> q, 
 /// No later key and value, if finite, move an earlier output by more than rounding. Runs in
 /// parallel over batch items, heads and segments; the tokens of one of these are taken in order.
 template <class T>
-void causal_forward(const AttentionParams<T>& params, View4<const T> q, View4<const T> k,
-                    View4<const T> v, View4<T> out, Saved<T>* saved = nullptr,
+void causal_forward(const AttentionParams<Compute<T>>& params, View4<const T> q, View4<const T> k,
+                    View4<const T> v, View4<T> out, Saved<Compute<T>>* saved = nullptr,
                     const DecodeState* initial = nullptr, DecodeState* final_state = nullptr);
 
 /// Gradients of causal_forward without an initial state. Each thread holds the features of
 /// kStateInterval keys and queries, 2 kStateInterval M elements, whatever L is.
 template <class T>
-void causal_backward(const AttentionParams<T>& params, View4<const T> q, View4<const T> k,
+void causal_backward(const AttentionParams<Compute<T>>& params, View4<const T> q, View4<const T> k,
                      View4<const T> v, View4<const T> out, View4<const T> dout,
-                     const Saved<T>& saved, View4<T> dq, View4<T> dk, View4<T> dv);
+                     const Saved<Compute<T>>& saved, View4<T> dq, View4<T> dk, View4<T> dv);
 
 /// One token of causal attention: absorbs k, v [B, H, 1, D|E] into `state`, then answers
 /// q [B, H, 1, D] with out [B, H, 1, E]. O(M (D + E)) per head, whatever the position. Items whose
 /// key_padding_mask [B, 1] is set leave their state as it is.
 void decode_step(const AttentionParams<float>& params, View4<const float> q, View4<const float> k,
                  View4<const float> v, DecodeState& state, View4<float> out);
+void decode_step(const AttentionParams<float>& params, View4<const bfloat16> q,
+                 View4<const bfloat16> k, View4<const bfloat16> v, DecodeState& state,
+                 View4<bfloat16> out);
+void decode_step(const AttentionParams<float>& params, View4<const float16> q,
+                 View4<const float16> k, View4<const float16> v, DecodeState& state,
+                 View4<float16> out);
 
 }  // namespace favor
 

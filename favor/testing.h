@@ -11,6 +11,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <string>
 #include <vector>
@@ -22,6 +23,7 @@
 #include "favor/random.h"
 #include "favor/reference.h"
 #include "favor/reference_exact.h"
+#include "favor/rows.h"
 
 namespace favor::test {
 
@@ -49,8 +51,33 @@ enum class Layout {
   kExpanded,    ///< all heads are one (stride 0); for inputs only
 };
 
+/// Rounds values to an element type.
+inline void round_to(ElementType type, std::vector<float>& values) {
+  for (float& value : values) {
+    if (type == ElementType::kBfloat16) value = static_cast<float>(bfloat16(value));
+    if (type == ElementType::kFloat16) value = static_cast<float>(float16(value));
+  }
+}
+
+/// The largest relative error of a value that is rounded to the type; 0 for float, whose own
+/// rounding is part of the rule below.
+inline double rounding_unit(ElementType type) {
+  return type == ElementType::kBfloat16 ? 0x1p-8 : type == ElementType::kFloat16 ? 0x1p-11 : 0;
+}
+
+/// Brings what lies beyond the range of float16, infinity included, to its largest number, so that
+/// an infinite result is right where the truth is too large to be stored.
+template <class T>
+std::vector<T> saturated(ElementType type, std::vector<T> values) {
+  for (T& value : values) {
+    if (type == ElementType::kFloat16) value = std::clamp(value, T{-65504}, T{65504});
+  }
+  return values;
+}
+
 /// Memory of a view. Elements start as NaN; around and between them lie guards, NaNs of one bit
 /// pattern, which reach a result if read and are missed if overwritten.
+template <class T>
 class Buffer {
  public:
   Buffer(std::array<int64_t, 4> sizes, Layout layout) {
@@ -62,39 +89,45 @@ class Buffer {
     if (layout == Layout::kMisaligned) offset += 1;
     if (layout == Layout::kTransposed) view_.strides = {L * H * D, D, H * D, 1};
     if (layout == Layout::kExpanded) view_.strides = {L * D, 0, D, 1};
-    memory_.assign(offset + B * H * L * row + kGuard, std::bit_cast<float>(kPattern));
+    memory_.assign(offset + B * H * L * row + kGuard, guard());
     view_.data = memory_.data() + offset;
     is_element_.assign(memory_.size(), 0);
-    for_each([&](float& element) {
-      element = std::numeric_limits<float>::quiet_NaN();
+    for_each([&](T& element) {
+      element = T(std::numeric_limits<float>::quiet_NaN());
       is_element_[&element - memory_.data()] = 1;
     });
   }
   Buffer(const Buffer&) = delete;
   Buffer(Buffer&& other) = default;  // the vector's memory, and so the view, stays in place
 
-  View4<float> view() const { return view_; }
+  View4<T> view() const { return view_; }
 
   void set(const std::vector<float>& values) {
     size_t i = 0;
-    for_each([&](float& element) { element = values[i++]; });
+    for_each([&](T& element) { element = T(values[i++]); });
   }
   std::vector<float> get() const {
     std::vector<float> values;
-    for_each([&](float& element) { values.push_back(element); });
+    for_each([&](T& element) { values.push_back(static_cast<float>(element)); });
     return values;
   }
 
   bool guards_intact() const {
     for (size_t i = 0; i < memory_.size(); ++i) {
-      if (!is_element_[i] && std::bit_cast<uint32_t>(memory_[i]) != kPattern) return false;
+      if (!is_element_[i] && std::memcmp(&memory_[i], &kPattern, sizeof(T)) != 0) return false;
     }
     return true;
   }
 
  private:
-  static constexpr int64_t kGuard = 64;  // as long as four of the longest vectors
-  static constexpr uint32_t kPattern = 0x7fc0beef;
+  static constexpr int64_t kGuard = 64;             // as long as four of the longest vectors
+  static constexpr uint32_t kPattern = 0x7fc07fbe;  // NaN as a whole and in its halves
+
+  static T guard() {
+    T value;
+    std::memcpy(&value, &kPattern, sizeof(T));
+    return value;
+  }
 
   template <class Body>
   void for_each(const Body& body) const {
@@ -107,9 +140,9 @@ class Buffer {
     }
   }
 
-  std::vector<float> memory_;
+  std::vector<T> memory_;
   std::vector<uint8_t> is_element_;
-  View4<float> view_;
+  View4<T> view_;
 };
 
 /// Largest and root mean square difference between values and the truth.
@@ -210,8 +243,9 @@ struct Case {
   bool renormalize = true;
   WeightKind weights = WeightKind::kNone;
   int64_t window = 0, sinks = 0;
-  bool exact = false;      ///< exact attention instead of features
-  bool keep_state = true;  ///< pass Saved::state
+  bool exact = false;                           ///< exact attention instead of features
+  bool keep_state = true;                       ///< pass Saved::state
+  ElementType element = ElementType::kFloat32;  ///< of q, k, v, out and gradients
   uint64_t seed = 1;
 
   int64_t G() const { return H / group; }
@@ -225,11 +259,13 @@ struct Case {
                    " mask ", static_cast<int>(mask), " projection ", static_cast<int>(projection),
                    " layout ", static_cast<int>(layout), " segments ", cu_seqlens_q.size(),
                    " group ", group, " weights ", static_cast<int>(weights), " renormalize ",
-                   renormalize, " eps ", feature_eps.value_or(-1));
+                   renormalize, " eps ", feature_eps.value_or(-1), " element ",
+                   static_cast<int>(element));
   }
 };
 
-/// The tensors of a case in row-major order. Masked keys and values hold NaN and 1e30.
+/// The tensors of a case in row-major order, values of its element type. Masked keys and values
+/// hold NaN and 1e30.
 struct Problem {
   Case spec;
   std::vector<float> q, k, v, dout, projection, key_log_weight;
@@ -245,6 +281,7 @@ inline Problem make_problem(const Case& spec) {
   p.k = random_normal(c.seed, 2, c.B * c.G() * c.S * c.D, c.norm);
   p.v = random_normal(c.seed, 3, c.B * c.G() * c.S * c.E);
   p.dout = random_normal(c.seed, 4, c.B * c.H * c.L * c.E);
+  for (std::vector<float>* x : {&p.q, &p.k, &p.v, &p.dout}) round_to(c.element, *x);
   if (c.projection != ProjectionUse::kNone) {
     for (int64_t h = 0; h < (c.projection == ProjectionUse::kPerHead ? c.G() : 1); ++h) {
       ProjectionSpec matrix;
@@ -379,7 +416,8 @@ enum class Passes {
   kTerms,  ///< as kBoth with |v|, |dout| and out = 0
 };
 
-/// Forward and backward by the reference in T.
+/// Forward and backward by the reference in T. Where T is float, results are rounded to the case's
+/// element type when they are stored, so that the backward pass sees the output as a kernel does.
 ///
 /// dv is a sum of dout with positive weights, and the gradient of a feature is dout.v less
 /// dout.out. With kTerms signs no longer cancel and the second term is missing, which leaves the
@@ -423,6 +461,12 @@ Results<T> run_reference(const Problem& p, Passes passes = Passes::kBoth) {
     forward(params, read(q, c.L, c.D), read(k, c.S, c.D), read(v, c.S, c.E), view(r.out, c.L, c.E),
             nullptr, nullptr, nullptr);
   }
+  const auto finish = [&](std::initializer_list<std::vector<T>*> results) {
+    if constexpr (std::is_same_v<T, float>) {
+      for (std::vector<T>* x : results) round_to(c.element, *x);
+    }
+  };
+  finish({&r.out});
   if (passes == Passes::kForward) return r;
   if (passes == Passes::kTerms) std::fill(r.out.begin(), r.out.end(), T{0});
   r.dq.assign(q.size(), nan);
@@ -438,17 +482,19 @@ Results<T> run_reference(const Problem& p, Passes passes = Passes::kBoth) {
              read(dout, c.L, c.E), Saved<T>(), view(r.dq, c.L, c.D), view(r.dk, c.S, c.D),
              view(r.dv, c.S, c.E));
   }
+  finish({&r.dq, &r.dk, &r.dv});
   return r;
 }
 
-/// Forward and backward through the public entry points, in memory of the case's layout.
-inline Results<float> run_kernel(const Problem& p, Passes passes = Passes::kBoth) {
+/// Forward and backward through the public entry points on elements of type T.
+template <class T>
+Results<float> run_kernel_on(const Problem& p, Passes passes) {
   const Case& c = p.spec;
   const Layout output = c.layout == Layout::kExpanded ? Layout::kContiguous : c.layout;
   const std::array<int64_t, 4> q_size{c.B, c.H, c.L, c.D}, k_size{c.B, c.G(), c.S, c.D},
       v_size{c.B, c.G(), c.S, c.E}, out_size{c.B, c.H, c.L, c.E};
-  Buffer q(q_size, c.layout), k(k_size, c.layout), v(v_size, c.layout), dout(out_size, c.layout);
-  Buffer out(out_size, output), dq(q_size, output), dk(k_size, output), dv(v_size, output);
+  Buffer<T> q(q_size, c.layout), k(k_size, c.layout), v(v_size, c.layout), dout(out_size, c.layout);
+  Buffer<T> out(out_size, output), dq(q_size, output), dk(k_size, output), dv(v_size, output);
   q.set(p.q);
   k.set(p.k);
   v.set(p.v);
@@ -456,9 +502,9 @@ inline Results<float> run_kernel(const Problem& p, Passes passes = Passes::kBoth
   const int64_t M = c.projection == ProjectionUse::kNone ? c.D : c.M;
   const int64_t segments =
       c.cu_seqlens_q.empty() ? 1 : static_cast<int64_t>(c.cu_seqlens_q.size()) - 1;
-  Buffer normalizer({c.B, c.H, c.L, 1}, Layout::kContiguous);
-  Buffer state({1, 1, 1, saved_state_size(c.B, c.G(), c.L, M, c.E, c.causal, segments)},
-               Layout::kContiguous);
+  Buffer<float> normalizer({c.B, c.H, c.L, 1}, Layout::kContiguous);
+  Buffer<float> state({1, 1, 1, saved_state_size(c.B, c.G(), c.L, M, c.E, c.causal, segments)},
+                      Layout::kContiguous);
   std::vector<uint8_t> chunk_starts(c.B * c.G() * c.L + 1, 0xee);
   Saved<float> saved;
   saved.normalizer = normalizer.view().data;
@@ -468,23 +514,27 @@ inline Results<float> run_kernel(const Problem& p, Passes passes = Passes::kBoth
   const AttentionParams<float>& params = owned.value;
   const bool both = passes != Passes::kForward;
   if (c.exact) {
-    const ExactParams<float> exact = exact_params(c, params);
-    exact_forward<float>(exact, q.view(), k.view(), v.view(), out.view(), saved.normalizer);
-    if (both) {
-      exact_backward<float>(exact, q.view(), k.view(), v.view(), out.view(), dout.view(),
-                            saved.normalizer, dq.view(), dk.view(), dv.view());
+    if constexpr (std::is_same_v<T, float>) {
+      const ExactParams<float> exact = exact_params(c, params);
+      exact_forward<float>(exact, q.view(), k.view(), v.view(), out.view(), saved.normalizer);
+      if (both) {
+        exact_backward<float>(exact, q.view(), k.view(), v.view(), out.view(), dout.view(),
+                              saved.normalizer, dq.view(), dk.view(), dv.view());
+      }
+    } else {
+      throw std::logic_error("run_kernel: exact attention takes float only");
     }
   } else if (c.causal) {
-    causal_forward<float>(params, q.view(), k.view(), v.view(), out.view(), &saved);
+    causal_forward<T>(params, q.view(), k.view(), v.view(), out.view(), &saved);
     if (both) {
-      causal_backward<float>(params, q.view(), k.view(), v.view(), out.view(), dout.view(), saved,
-                             dq.view(), dk.view(), dv.view());
+      causal_backward<T>(params, q.view(), k.view(), v.view(), out.view(), dout.view(), saved,
+                         dq.view(), dk.view(), dv.view());
     }
   } else {
-    bidirectional_forward<float>(params, q.view(), k.view(), v.view(), out.view(), &saved);
+    bidirectional_forward<T>(params, q.view(), k.view(), v.view(), out.view(), &saved);
     if (both) {
-      bidirectional_backward<float>(params, q.view(), k.view(), v.view(), out.view(), dout.view(),
-                                    saved, dq.view(), dk.view(), dv.view());
+      bidirectional_backward<T>(params, q.view(), k.view(), v.view(), out.view(), dout.view(),
+                                saved, dq.view(), dk.view(), dv.view());
     }
   }
   Results<float> r;
@@ -494,11 +544,24 @@ inline Results<float> run_kernel(const Problem& p, Passes passes = Passes::kBoth
     r.dk = dk.get();
     r.dv = dv.get();
   }
-  for (const Buffer* buffer : {&q, &k, &v, &dout, &out, &dq, &dk, &dv, &normalizer, &state}) {
+  for (const Buffer<T>* buffer : {&q, &k, &v, &dout, &out, &dq, &dk, &dv}) {
     r.guards_intact = r.guards_intact && buffer->guards_intact();
   }
+  r.guards_intact = r.guards_intact && normalizer.guards_intact() && state.guards_intact();
   r.guards_intact = r.guards_intact && chunk_starts.back() == 0xee;
   return r;
+}
+
+/// Forward and backward through the public entry points, in memory of the case's layout and type.
+inline Results<float> run_kernel(const Problem& p, Passes passes = Passes::kBoth) {
+  switch (p.spec.element) {
+    case ElementType::kBfloat16:
+      return run_kernel_on<bfloat16>(p, passes);
+    case ElementType::kFloat16:
+      return run_kernel_on<float16>(p, passes);
+    default:
+      return run_kernel_on<float>(p, passes);
+  }
 }
 
 inline bool all_finite(const std::vector<float>& values) {
@@ -513,13 +576,19 @@ struct Judge {
   Results<double> truth;
   Results<double> terms;  ///< see run_reference
   ErrorSize out, dq, dk, dv;
+  ElementType element = ElementType::kFloat32;
   bool compare_gradients = true;
   double chunk_rounding = 0;
+  // Results of 16 bits are rounded once more. The naive results are rounded too, but on a small
+  // problem they may be luckier than half a spacing.
+  double storage_rounding = 0;
 
   explicit Judge(const Problem& p, Passes passes = Passes::kBoth)
       : truth(run_reference<double>(p, passes)),
+        element(p.spec.element),
         // Beyond, attention is one-hot and float gradients are mostly cancellation.
-        compare_gradients(passes == Passes::kBoth && p.spec.norm <= 8) {
+        compare_gradients(passes == Passes::kBoth && p.spec.norm <= 8),
+        storage_rounding(rounding_unit(p.spec.element)) {
     if (!compare_gradients) passes = Passes::kForward;
     // A chunk's stabilisers know its later keys, so exponents reach down to -126 in base 2, where
     // each of key and query is rounded by up to 2^-18 log(2): 5.3e-6 together at the worst, and
@@ -546,18 +615,20 @@ struct Judge {
     const auto check = [&](const char* name, const std::vector<float>& kernel,
                            const ErrorSize& naive, const std::vector<double>& exact,
                            const std::vector<double>& scale, double extra) {
-      const ErrorRatio e = error_ratio(kernel, naive, exact, scale, extra);
+      const ErrorRatio e =
+          error_ratio(saturated(element, kernel), naive, saturated(element, exact), scale, extra);
       if (!(e.ratio <= 1)) {
         wrong += message(name, " errs ", e.ratio, " times what is allowed (", e.kernel,
                          ", naive float ", e.naive, "); ");
       }
     };
-    check("out", r.out, out, truth.out, {}, chunk_rounding);
+    check("out", r.out, out, truth.out, {}, chunk_rounding + storage_rounding);
     if (compare_gradients) {
-      check("dq", r.dq, dq, truth.dq, terms.dq, 0);
-      check("dk", r.dk, dk, truth.dk, terms.dk, 0);
-      check("dv", r.dv, dv, truth.dv, terms.dv, 0);
-    } else if (!all_finite(r.dq) || !all_finite(r.dk) || !all_finite(r.dv)) {
+      check("dq", r.dq, dq, truth.dq, terms.dq, storage_rounding);
+      check("dk", r.dk, dk, truth.dk, terms.dk, storage_rounding);
+      check("dv", r.dv, dv, truth.dv, terms.dv, storage_rounding);
+    } else if (!all_finite(saturated(element, r.dq)) || !all_finite(saturated(element, r.dk)) ||
+               !all_finite(saturated(element, r.dv))) {
       wrong += "a gradient is not finite; ";
     }
     if (!r.guards_intact) wrong += "memory outside a buffer was written; ";
@@ -566,10 +637,10 @@ struct Judge {
 
  private:
   void add(const Results<float>& naive, const Results<double>& exact) {
-    const auto widen = [](ErrorSize& size, const std::vector<float>& x,
-                          const std::vector<double>& y) {
+    const auto widen = [this](ErrorSize& size, const std::vector<float>& x,
+                              const std::vector<double>& y) {
       if (x.empty()) return;
-      const ErrorSize other = error_size(x, y, true);
+      const ErrorSize other = error_size(saturated(element, x), saturated(element, y), true);
       size = {std::max(size.largest, other.largest), std::max(size.rms, other.rms)};
     };
     widen(out, naive.out, exact.out);
