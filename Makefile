@@ -2,7 +2,7 @@
 # The commands of the project; scripts/ and CMakePresets.json do the work.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-random fuzz bench format lint clean
+.PHONY: help demo test test-random fuzz bench bench-peers format lint clean
 
 # An interpreter with torch 2.11 or newer to use instead of installing torch into .venv.
 PERFORMER_PYTHON ?=
@@ -17,7 +17,7 @@ SECONDS ?=
 help:  ## list the targets
 	@echo 'usage: make TARGET [PERFORMER_PYTHON=/path/to/python]'
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' $(firstword $(MAKEFILE_LIST)) | \
-	  while IFS='|' read -r name text; do printf '%-16s%s\n' "$$name" "$$text"; done
+	  while IFS='|' read -r name text; do printf '%-20s%s\n' "$$name" "$$text"; done
 
 demo:  ## set up, build, and train a small Performer on proteins; DATA=your.fasta for your own
 	@scripts/setup
@@ -31,6 +31,9 @@ bench:  ## set up, build and run the benchmark of the kernels; writes build/benc
 	@scripts/setup --no-torch
 	@scripts/build --no-torch favor_bench
 	@build/release-core/favor_bench --json build/bench.jsonl $(ARGS)
+
+bench-peers:  ## measure public packages beside the kernels (an hour; ARGS=--quick: ten minutes)
+	@scripts/bench_peers $(ARGS)
 
 test-random:  ## random problems against the reference; SECONDS=60 by default
 	@scripts/setup --no-torch
