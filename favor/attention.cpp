@@ -182,7 +182,7 @@ void check_causal(const char* op, const Plan<T>& plan) {
               "the maximum over later keys too)");
 }
 
-/// Whether the fast kernels know the call; the plain code serves the others.
+/// Whether the fast decoding step knows the call; the plain code serves the others.
 bool kernels_serve(const Plan<float>& plan) {
   const bool relu = plan.feature_map == FeatureMapKind::kRelu;
   const bool positive = plan.feature_map == FeatureMapKind::kPositive && plan.eps == 0;
@@ -287,13 +287,10 @@ void bidirectional_forward(const AttentionParams<Compute<T>>& params, View4<cons
   const Plan<Compute<T>> plan = make_plan(op, params, q, k, v);
   check_shape(op, "out", out, {plan.B, plan.H, plan.L, plan.E}, "[B, H, L, E]");
   if constexpr (std::is_same_v<Compute<T>, float>) {
-    if (kernels_serve(plan)) {
-      bidirectional_forward_kernel(plan, out, saved);
-      return;
-    }
+    bidirectional_forward_kernel(plan, out, saved);
+  } else {
+    reference::bidirectional_forward(params, q, k, v, out, saved);
   }
-  reference::bidirectional_forward<Compute<T>>(params, Widened(q).view(), Widened(k).view(),
-                                               Widened(v).view(), Widened(out).view(), saved);
 }
 
 template <class T>
@@ -305,14 +302,10 @@ void bidirectional_backward(const AttentionParams<Compute<T>>& params, View4<con
   const Plan<Compute<T>> plan = make_plan(op, params, q, k, v);
   check_backward(op, plan, out, dout, saved, dq, dk, dv);
   if constexpr (std::is_same_v<Compute<T>, float>) {
-    if (kernels_serve(plan)) {
-      bidirectional_backward_kernel(plan, out, dout, saved, dq, dk, dv);
-      return;
-    }
+    bidirectional_backward_kernel(plan, out, dout, saved, dq, dk, dv);
+  } else {
+    reference::bidirectional_backward(params, q, k, v, out, dout, saved, dq, dk, dv);
   }
-  reference::bidirectional_backward<Compute<T>>(
-      params, Widened(q).view(), Widened(k).view(), Widened(v).view(), Widened(out).view(),
-      Widened(dout).view(), saved, Widened(dq).view(), Widened(dk).view(), Widened(dv).view());
 }
 
 template <class T>
@@ -332,14 +325,10 @@ void causal_forward(const AttentionParams<Compute<T>>& params, View4<const T> q,
     initial = &flushed;
   }
   if constexpr (std::is_same_v<Compute<T>, float>) {
-    if (kernels_serve(plan)) {
-      causal_forward_kernel(plan, out, saved, initial, final_state);
-      return;
-    }
+    causal_forward_kernel(plan, out, saved, initial, final_state);
+  } else {
+    reference::causal_forward(params, q, k, v, out, saved, initial, final_state);
   }
-  reference::causal_forward<Compute<T>>(params, Widened(q).view(), Widened(k).view(),
-                                        Widened(v).view(), Widened(out).view(), saved, initial,
-                                        final_state);
 }
 
 template <class T>
@@ -353,14 +342,10 @@ void causal_backward(const AttentionParams<Compute<T>>& params, View4<const T> q
   FAVOR_CHECK(saved.chunk_starts != nullptr || plan.B * plan.H * plan.L == 0, op,
               ": saved.chunk_starts is null, expected what the forward pass saved");
   if constexpr (std::is_same_v<Compute<T>, float>) {
-    if (kernels_serve(plan)) {
-      causal_backward_kernel(plan, out, dout, saved, dq, dk, dv);
-      return;
-    }
+    causal_backward_kernel(plan, out, dout, saved, dq, dk, dv);
+  } else {
+    reference::causal_backward(params, q, k, v, out, dout, saved, dq, dk, dv);
   }
-  reference::causal_backward<Compute<T>>(
-      params, Widened(q).view(), Widened(k).view(), Widened(v).view(), Widened(out).view(),
-      Widened(dout).view(), saved, Widened(dq).view(), Widened(dk).view(), Widened(dv).view());
 }
 
 void decode_step(const AttentionParams<float>& params, View4<const float> q, View4<const float> k,

@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "favor/features-inl.h"
 #include "favor/parallel.h"
@@ -22,14 +23,31 @@ HWY_BEFORE_NAMESPACE();
 namespace favor {
 namespace HWY_NAMESPACE {
 
-/// How many pieces a range of tokens is cut into: enough pieces over all items to keep many threads
-/// busy, none shorter than needed to pay for its state. Independent of the number of threads.
-inline int64_t num_blocks(int64_t tokens, int64_t items) {
-  constexpr int64_t kWantedTasks = 64;
-  constexpr int64_t kSmallestBlock = 1024;
-  return std::clamp<int64_t>(kWantedTasks / std::max<int64_t>(items, 1), 1,
-                             std::max<int64_t>(tokens / kSmallestBlock, 1));
-}
+/// Tasks enough to keep many threads busy.
+inline constexpr int64_t kWantedTasks = 64;
+
+/// How the work of a call is cut, independently of the number of threads. A task answers for one
+/// block of tokens of one query head, or, where there are items enough and blocks would be too
+/// short to pay for their states, for a whole item.
+struct Cut {
+  int64_t items, group;
+  int64_t blocks;    ///< pieces of an item's keys, and of each head's queries
+  bool whole_items;  ///< a task does all of an item
+
+  explicit Cut(const Plan<float>& plan) : items(plan.num_items()), group(plan.group()) {
+    constexpr int64_t kSmallestBlock = 1024;
+    blocks = std::clamp<int64_t>(kWantedTasks / std::max<int64_t>(items * group, 1), 1,
+                                 std::max<int64_t>(std::max(plan.L, plan.S) / kSmallestBlock, 1));
+    whole_items = blocks == 1 && (group == 1 || items >= kWantedTasks);
+  }
+
+  /// Tasks that answer for queries.
+  int64_t query_tasks() const { return items * group * blocks; }
+  int64_t item_of(int64_t query_task) const { return query_task / (group * blocks); }
+  /// Which of the item's query heads.
+  int64_t head_of(int64_t query_task) const { return query_task / blocks % group; }
+  int64_t block_of(int64_t query_task) const { return query_task % blocks; }
+};
 
 /// Block `index` of [begin, end) cut into `blocks` pieces, each a whole number of chunks.
 struct Block {
@@ -64,13 +82,14 @@ struct KeySweep {
       const int64_t n = std::min(kChunk, end - j);
       const NextRows next(j + n, end, kChunk);
       keys.load(plan, head, item, j, n);
+      const float fall = weigh_keys(head, keys, n, state.c);
       for (int64_t panel = 0; panel < panels; ++panel) {
         const int64_t f = panel * NR;
         const int64_t rows = std::min(NR, head.M - f);
-        prefetch_rows(plan.k, item.b, item.h, next.first, next.last, panel, panels);
-        prefetch_rows(plan.v, item.b, item.h, next.first, next.last, panel, panels);
-        key_features(head, project(head, keys.tokens, n, panel, buffer), keys.offset, n,
-                     state.c + f, features.at(0, panel), sums, [&](const float* factor) {
+        prefetch_rows(plan.k, item.b, item.g, next.first, next.last, panel, panels);
+        prefetch_rows(plan.v, item.b, item.g, next.first, next.last, panel, panels);
+        key_features(head, f, project(head, head.key, keys.tokens, n, panel, buffer), keys, n, fall,
+                     state.c + f, features.at(0, panel), nullptr, sums, [&](const float* factor) {
                        scale_rows(state.S, head.E, f, rows, factor);
                        for (int64_t i = 0; i < rows; ++i) {
                          state.z[f + i] *= factor[i];
@@ -127,22 +146,49 @@ int64_t scratch_floats(const HeadPlan& head) {
   return layout.used();
 }
 
-/// States of all items, their keys cut into `blocks` and merged in order.
-inline StateStore absorb_all(const Plan<float>& plan, const HeadPlans& heads, int64_t blocks) {
-  const int64_t items = plan.num_items();
-  StateStore states(items * blocks, plan.M, plan.E);
-  parallel_for(items * blocks, [&](int64_t task) {
+/// The head of every item, where tasks are smaller than items.
+class ItemHeads {
+ public:
+  ItemHeads(const Plan<float>& plan, const HeadPlans& heads) : plan_(plan), heads_(heads) {
+    if (!heads.depend_on_items()) {
+      return;
+    }
+    const int64_t items = plan.num_items();
+    const int64_t floats = heads.head_floats() + heads.scratch_floats();
+    memory_ = allocate_floats(items * floats);
+    made_.resize(static_cast<size_t>(items));
+    parallel_for(items, [&](int64_t index) {
+      ScratchLayout layout(memory_.get() + index * floats);
+      made_[static_cast<size_t>(index)] = heads.item_head(Item(plan, index), layout);
+    });
+  }
+
+  const HeadPlan& operator[](int64_t item) const {
+    return made_.empty() ? heads_[Item(plan_, item).g] : made_[static_cast<size_t>(item)];
+  }
+
+ private:
+  const Plan<float>& plan_;
+  const HeadPlans& heads_;
+  hwy::AlignedFreeUniquePtr<float[]> memory_;
+  std::vector<HeadPlan> made_;
+};
+
+/// States of all items, their keys cut into blocks and merged in order into the first of each.
+inline StateStore absorb_all(const Plan<float>& plan, const ItemHeads& heads, const Cut& cut) {
+  const int64_t blocks = cut.blocks;
+  StateStore states(cut.items * blocks, plan.M, plan.E);
+  parallel_for(cut.items * blocks, [&](int64_t task) {
     const Item item(plan, task / blocks);
-    const HeadPlan& head = heads[item.h];
+    const HeadPlan& head = heads[task / blocks];
     const Block block(item.segment.k_begin, item.segment.k_end, blocks, task % blocks);
     absorb_block(plan, head, item, block,
                  ScratchLayout(thread_scratch(scratch_floats<KeySweep>(head))), states.at(task));
   });
   if (blocks > 1) {
-    parallel_for(items, [&](int64_t index) {
+    parallel_for(cut.items, [&](int64_t index) {
       for (int64_t block = 1; block < blocks; ++block) {
-        merge(heads[Item(plan, index).h], states.at(index * blocks + block),
-              states.at(index * blocks));
+        merge(heads[index], states.at(index * blocks + block), states.at(index * blocks));
       }
     });
   }

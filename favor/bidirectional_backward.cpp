@@ -23,6 +23,7 @@ struct QueryGradientSweep {
   Panels product;   ///< [C, D]
   Panels S;         ///< [E, M], the state transposed
   float* buffer;    ///< [C, NR]
+  float* row_sums;  ///< [C, N]
 
   void place(ScratchLayout& layout, const HeadPlan& head) {
     rows.place(layout, head, kChunk);
@@ -31,34 +32,39 @@ struct QueryGradientSweep {
     product = {layout.take(panel_floats(kChunk, head.D)), kChunk};
     S = {layout.take(panel_floats(head.E, head.M)), head.E};
     buffer = layout.take(panel_floats(kChunk, 1));
+    row_sums = layout.take(kChunk * panel_width() / 2);
   }
 
   /// `sums`: its S gains features^T dout, its z loses features^T delta.
-  void run(const Plan<float>& plan, const HeadPlan& head, const Item& item, const Block& block,
-           const KeyState& state, const InputRows& out, const InputRows& dout,
+  void run(const Plan<float>& plan, const HeadPlan& head, const Item& item, int64_t h,
+           const Block& block, const KeyState& state, const InputRows& out, const InputRows& dout,
            const float* normalizer, const OutputRows& dq, const KeyState& sums) {
     const int64_t NR = panel_width();
+    const int64_t panels = num_panels(head.M);
     std::fill_n(S.data, panel_floats(head.E, head.M), 0.0f);
     transpose(state.S, head.M, head.E, S);
     for (int64_t i = block.begin; i < block.end; i += kChunk) {
       const int64_t n = std::min(kChunk, block.end - i);
       const NextRows next(i + n, block.end, kChunk);
-      rows.load(plan, head, item.b, item.h, i, n, out, dout, normalizer);
-      for (int64_t panel = 0; panel < num_panels(head.M); ++panel) {
+      rows.load(plan, head, item.b, h, i, n, out, dout, normalizer, buffer);
+      rows.settle(head, n, state.c[0], nullptr);
+      float* totals = clear_query_row_sums(head, n, row_sums);
+      for (int64_t panel = 0; panel < panels; ++panel) {
         const int64_t f = panel * NR;
-        prefetch_rows(plan.q, item.b, item.h, next.first, next.last, panel, num_panels(head.M));
-        prefetch_rows(out, item.b, item.h, next.first, next.last, panel, num_panels(head.M));
-        prefetch_rows(dout, item.b, item.h, next.first, next.last, panel, num_panels(head.M));
-        prefetch_rows(dq, item.b, item.h, i, i + n, panel, num_panels(head.M));
-        normalized_query_features(head, project(head, rows.tokens, n, panel, buffer), state.c + f,
-                                  rows.norm, n, head.M - f, features.at(0, panel));
+        prefetch_rows(plan.q, item.b, h, next.first, next.last, panel, panels);
+        prefetch_rows(out, item.b, h, next.first, next.last, panel, panels);
+        prefetch_rows(dout, item.b, h, next.first, next.last, panel, panels);
+        prefetch_rows(dq, item.b, h, i, i + n, panel, panels);
+        normalized_query_features(head, f, project(head, head.query, rows.tokens, n, panel, buffer),
+                                  state.c + f, rows.norm, rows.offset, rows.floor, n,
+                                  features.at(0, panel), buffer);
         multiply<false>(rows.dout, S, dlogits, 0, n, panel, panel + 1, head.E);
-        query_logit_gradients(head, features.at(0, panel), rows.delta, rows.norm, n, state.z + f,
-                              dlogits.at(0, panel), sums.z + f);
+        query_logit_gradients(head, features.at(0, panel), buffer, rows, n, state.z + f,
+                              dlogits.at(0, panel), sums.z + f, totals);
       }
       multiply_transposed(features, rows.dout, sums.S, sums.S, head.M, num_panels(head.E), n);
-      token_gradients(head, dlogits, n, rows.tokens, nullptr, product, dq.row(item.b, item.h, i),
-                      dq.strides[2]);
+      token_gradients(head, head.query, dlogits, n, rows.tokens, totals, product,
+                      dq.row(item.b, h, i), dq.strides[2]);
     }
   }
 };
@@ -98,27 +104,28 @@ struct KeyGradientSweep {
       const int64_t n = std::min(kChunk, block.end - j);
       const NextRows next(j + n, block.end, kChunk);
       keys.load(plan, head, item, j, n);
+      weigh_keys(head, keys, n, state.c);
       std::fill_n(row_sums, n * panel_width() / 2, 0.0f);
       for (int64_t panel = 0; panel < panels; ++panel) {
         const int64_t f = panel * NR;
-        prefetch_rows(plan.k, item.b, item.h, next.first, next.last, panel, panels);
-        prefetch_rows(plan.v, item.b, item.h, next.first, next.last, panel, panels);
-        prefetch_rows(dk, item.b, item.h, j, j + n, panel, panels);
-        prefetch_rows(dv, item.b, item.h, j, j + n, panel, panels);
-        const float* u = project(head, keys.tokens, n, panel, buffer);
-        if (head.positive) {
-          positive_keys(u, keys.offset, n, state.c + f, features.at(0, panel), unused);
+        prefetch_rows(plan.k, item.b, item.g, next.first, next.last, panel, panels);
+        prefetch_rows(plan.v, item.b, item.g, next.first, next.last, panel, panels);
+        prefetch_rows(dk, item.b, item.g, j, j + n, panel, panels);
+        prefetch_rows(dv, item.b, item.g, j, j + n, panel, panels);
+        const float* u = project(head, head.key, keys.tokens, n, panel, buffer);
+        if (head.log_linear) {
+          exponential_keys(head, u, keys, n, state.c + f, features.at(0, panel), buffer, unused);
         } else {
-          relu_keys(head, u, keys.offset, n, features.at(0, panel), unused);
+          value_features(head, f, u, keys.weight, n, features.at(0, panel), buffer, unused);
         }
         multiply<false>(keys.values, R, dlogits, 0, n, panel, panel + 1, head.E);
-        key_logit_gradients(head, features.at(0, panel), keys.offset, n, sums.z + f,
+        key_logit_gradients(head, features.at(0, panel), buffer, keys, n, sums.z + f,
                             dlogits.at(0, panel), row_sums);
       }
       multiply<false>(features, sums.S, product, 0, n, 0, num_panels(head.E), head.M);
-      unpack_rows(product, n, head.E, ones, dv.row(item.b, item.h, j), dv.strides[2]);
-      token_gradients(head, dlogits, n, keys.tokens, row_sums, product, dk.row(item.b, item.h, j),
-                      dk.strides[2]);
+      unpack_rows(product, n, head.E, ones, dv.row(item.b, item.g, j), dv.strides[2]);
+      token_gradients(head, head.key, dlogits, n, keys.tokens, row_sums, product,
+                      dk.row(item.b, item.g, j), dk.strides[2]);
     }
   }
 };
@@ -127,73 +134,87 @@ void run_bidirectional_backward(const Plan<float>& plan, const InputRows& out,
                                 const InputRows& dout, const Saved<float>& saved,
                                 const OutputRows& dq, const OutputRows& dk, const OutputRows& dv) {
   const HeadPlans heads(plan);
-  const int64_t items = plan.num_items();
-  const int64_t blocks = num_blocks(std::max(plan.L, plan.S), items);
+  const Cut cut(plan);
+  const int64_t blocks = cut.blocks;
   const bool has_state = saved.state != nullptr && plan.num_segments() == 1;
-  const auto load = [&](const Item& item, const KeyState& state) {
-    import_state(heads[item.h], saved.state + (item.b * plan.H + item.h) * plan.M * (plan.E + 2),
-                 state);
+  const auto load = [&](const HeadPlan& head, const Item& item, const KeyState& state) {
+    import_state(head, saved.state + (item.b * plan.G + item.g) * plan.M * (plan.E + 2), state);
   };
-  const auto query_side = [&](const Item& item, const Block& block, ScratchLayout layout,
-                              const KeyState& state, const KeyState& sums) {
+  const auto query_side = [&](const HeadPlan& head, const Item& item, int64_t h, const Block& block,
+                              ScratchLayout layout, const KeyState& state, const KeyState& sums) {
     QueryGradientSweep sweep;
-    sweep.place(layout, heads[item.h]);
-    sums.clear(heads[item.h]);
-    sweep.run(plan, heads[item.h], item, block, state, out, dout,
-              saved.normalizer + (item.b * plan.H + item.h) * plan.L, dq, sums);
+    sweep.place(layout, head);
+    sweep.run(plan, head, item, h, block, state, out, dout,
+              saved.normalizer + (item.b * plan.H + h) * plan.L, dq, sums);
   };
-  const auto key_side = [&](const Item& item, const Block& block, ScratchLayout layout,
-                            const KeyState& state, const KeyState& sums) {
+  const auto key_side = [&](const HeadPlan& head, const Item& item, const Block& block,
+                            ScratchLayout layout, const KeyState& state, const KeyState& sums) {
     KeyGradientSweep sweep;
-    sweep.place(layout, heads[item.h]);
-    sweep.run(plan, heads[item.h], item, block, state, sums, dk, dv);
+    sweep.place(layout, head);
+    sweep.run(plan, head, item, block, state, sums, dk, dv);
   };
-  if (blocks == 1) {
-    parallel_for(items, [&](int64_t index) {
+  if (cut.whole_items) {
+    parallel_for(cut.items, [&](int64_t index) {
       const Item item(plan, index);
-      const HeadPlan& head = heads[item.h];
-      ScratchLayout layout(thread_scratch(
-          2 * scratch_floats<KeyState>(head) +
-          std::max({scratch_floats<KeySweep>(head), scratch_floats<QueryGradientSweep>(head),
-                    scratch_floats<KeyGradientSweep>(head)})));
+      const HeadPlan& common = heads.common();
+      ScratchLayout layout(
+          thread_scratch(heads.head_floats() + 2 * scratch_floats<KeyState>(common) +
+                         std::max({heads.scratch_floats(), scratch_floats<KeySweep>(common),
+                                   scratch_floats<QueryGradientSweep>(common),
+                                   scratch_floats<KeyGradientSweep>(common)})));
       KeyState state;
       KeyState sums;
-      state.place(layout, head);
-      sums.place(layout, head);
+      state.place(layout, common);
+      sums.place(layout, common);
+      const HeadPlan head = heads.item_head(item, layout);
       const Block keys(item.segment.k_begin, item.segment.k_end, 1, 0);
       if (has_state) {
-        load(item, state);
+        load(head, item, state);
       } else {
         absorb_block(plan, head, item, keys, layout, state);
       }
-      query_side(item, Block(item.segment.q_begin, item.segment.q_end, 1, 0), layout, state, sums);
-      key_side(item, keys, layout, state, sums);
+      sums.clear(head);
+      for (int64_t h = item.first_head; h < item.last_head; ++h) {
+        query_side(head, item, h, Block(item.segment.q_begin, item.segment.q_end, 1, 0), layout,
+                   state, sums);
+      }
+      key_side(head, item, keys, layout, state, sums);
     });
     return;
   }
+  const ItemHeads item_heads(plan, heads);
   const int64_t state_stride = has_state ? 1 : blocks;
   const StateStore states =
-      has_state ? StateStore(items, plan.M, plan.E) : absorb_all(plan, heads, blocks);
+      has_state ? StateStore(cut.items, plan.M, plan.E) : absorb_all(plan, item_heads, cut);
   if (has_state) {
-    parallel_for(items, [&](int64_t index) { load(Item(plan, index), states.at(index)); });
+    parallel_for(cut.items, [&](int64_t index) {
+      load(item_heads[index], Item(plan, index), states.at(index));
+    });
   }
-  const StateStore sums(items * blocks, plan.M, plan.E);
-  parallel_for(items * blocks, [&](int64_t task) {
-    const Item item(plan, task / blocks);
-    query_side(item, Block(item.segment.q_begin, item.segment.q_end, blocks, task % blocks),
-               ScratchLayout(thread_scratch(scratch_floats<QueryGradientSweep>(heads[item.h]))),
-               states.at(task / blocks * state_stride), sums.at(task));
+  const StateStore sums(cut.query_tasks(), plan.M, plan.E);
+  parallel_for(cut.query_tasks(), [&](int64_t task) {
+    const int64_t index = cut.item_of(task);
+    const Item item(plan, index);
+    const HeadPlan& head = item_heads[index];
+    sums.at(task).clear(head);
+    query_side(head, item, item.first_head + cut.head_of(task),
+               Block(item.segment.q_begin, item.segment.q_end, blocks, cut.block_of(task)),
+               ScratchLayout(thread_scratch(scratch_floats<QueryGradientSweep>(head))),
+               states.at(index * state_stride), sums.at(task));
   });
-  parallel_for(items, [&](int64_t index) {
-    for (int64_t block = 1; block < blocks; ++block) {
-      add(heads[Item(plan, index).h], sums.at(index * blocks + block), sums.at(index * blocks));
+  const int64_t parts = cut.group * blocks;
+  parallel_for(cut.items, [&](int64_t index) {
+    for (int64_t part = 1; part < parts; ++part) {
+      add(item_heads[index], sums.at(index * parts + part), sums.at(index * parts));
     }
   });
-  parallel_for(items * blocks, [&](int64_t task) {
-    const Item item(plan, task / blocks);
-    key_side(item, Block(item.segment.k_begin, item.segment.k_end, blocks, task % blocks),
-             ScratchLayout(thread_scratch(scratch_floats<KeyGradientSweep>(heads[item.h]))),
-             states.at(task / blocks * state_stride), sums.at(task / blocks * blocks));
+  parallel_for(cut.items * blocks, [&](int64_t task) {
+    const int64_t index = task / blocks;
+    const Item item(plan, index);
+    const HeadPlan& head = item_heads[index];
+    key_side(head, item, Block(item.segment.k_begin, item.segment.k_end, blocks, task % blocks),
+             ScratchLayout(thread_scratch(scratch_floats<KeyGradientSweep>(head))),
+             states.at(index * state_stride), sums.at(index * parts));
   });
 }
 

@@ -28,23 +28,27 @@ struct QuerySweep {
     buffer = layout.take(panel_floats(kChunk, 1));
   }
 
-  void run(const Plan<float>& plan, const HeadPlan& head, const Item& item, int64_t begin,
-           int64_t end, const KeyState& state, const OutputRows& result, float* normalizer) const {
+  void run(const Plan<float>& plan, const HeadPlan& head, const Item& item, int64_t h,
+           const Block& block, const KeyState& state, const OutputRows& result,
+           float* normalizer) const {
     const Segment& segment = item.segment;
     const bool has_keys =
-        plan.first_allowed_key(item.b, segment.k_begin, segment.k_end) < segment.k_end;
-    for (int64_t i = begin; i < end; i += kChunk) {
-      const int64_t n = std::min(kChunk, end - i);
-      const NextRows next(i + n, end, kChunk);
-      pack_rows(plan.q.row(item.b, item.h, i), plan.q.strides[2], n, head.D, head.token_scale,
-                nullptr, tokens);
+        plan.first_allowed_key(item.b, item.g, segment.k_begin, segment.k_end) < segment.k_end;
+    for (int64_t i = block.begin; i < block.end; i += kChunk) {
+      const int64_t n = std::min(kChunk, block.end - i);
+      const NextRows next(i + n, block.end, kChunk);
+      const InputElements q = plan.q.row(item.b, h, i);
+      pack_rows(q, plan.q.strides[2], n, head.D, head.token_scale, nullptr, tokens);
+      query_offsets(head, q, plan.q.strides[2], n, nullptr, tokens, buffer, features.offset,
+                    features.floor);
       query_features(head, tokens, n, state.c, state.z, buffer, features, [&](int64_t panel) {
-        prefetch_rows(plan.q, item.b, item.h, next.first, next.last, panel, num_panels(head.M));
-        prefetch_rows(result, item.b, item.h, i, i + n, panel, num_panels(head.M));
+        prefetch_rows(plan.q, item.b, h, next.first, next.last, panel, num_panels(head.M));
+        prefetch_rows(result, item.b, h, i, i + n, panel, num_panels(head.M));
       });
       multiply<false>(features.features, state.S, out, 0, n, 0, num_panels(head.E), head.M);
-      finish_rows(head, features, out, n, has_keys ? 0 : n, result.row(item.b, item.h, i),
-                  result.strides[2], normalizer == nullptr ? nullptr : normalizer + i);
+      finish_rows(head, features, out, n, has_keys ? 0 : n, state.c[0], nullptr,
+                  result.row(item.b, h, i), result.strides[2],
+                  normalizer == nullptr ? nullptr : normalizer + i);
     }
   }
 };
@@ -52,49 +56,55 @@ struct QuerySweep {
 void run_bidirectional_forward(const Plan<float>& plan, const OutputRows& out,
                                Saved<float>* saved) {
   const HeadPlans heads(plan);
-  const int64_t items = plan.num_items();
-  const int64_t blocks = num_blocks(std::max(plan.L, plan.S), items);
-  const auto answer = [&](const Item& item, const Block& block, ScratchLayout layout,
-                          const KeyState& state) {
+  const Cut cut(plan);
+  const auto answer = [&](const HeadPlan& head, const Item& item, int64_t h, const Block& block,
+                          ScratchLayout layout, const KeyState& state) {
     QuerySweep sweep;
-    sweep.place(layout, heads[item.h]);
+    sweep.place(layout, head);
     float* normalizer = saved == nullptr || saved->normalizer == nullptr
                             ? nullptr
-                            : saved->normalizer + (item.b * plan.H + item.h) * plan.L;
-    sweep.run(plan, heads[item.h], item, block.begin, block.end, state, out, normalizer);
+                            : saved->normalizer + (item.b * plan.H + h) * plan.L;
+    sweep.run(plan, head, item, h, block, state, out, normalizer);
   };
-  const auto keep = [&](const Item& item, const KeyState& state) {
+  const auto keep = [&](const HeadPlan& head, const Item& item, const KeyState& state) {
     if (saved != nullptr && saved->state != nullptr && plan.num_segments() == 1) {
-      export_state(heads[item.h], state,
-                   saved->state + (item.b * plan.H + item.h) * plan.M * (plan.E + 2));
+      export_state(head, state, saved->state + (item.b * plan.G + item.g) * plan.M * (plan.E + 2));
     }
   };
-  if (blocks == 1) {
+  if (cut.whole_items) {
     // Enough items for every thread: a task does both sweeps and needs no state beyond its own.
-    parallel_for(items, [&](int64_t index) {
+    parallel_for(cut.items, [&](int64_t index) {
       const Item item(plan, index);
-      const HeadPlan& head = heads[item.h];
-      ScratchLayout layout(thread_scratch(
-          scratch_floats<KeyState>(head) +
-          std::max(scratch_floats<KeySweep>(head), scratch_floats<QuerySweep>(head))));
+      const Segment& segment = item.segment;
+      const HeadPlan& common = heads.common();
+      ScratchLayout layout(
+          thread_scratch(heads.head_floats() + scratch_floats<KeyState>(common) +
+                         std::max({heads.scratch_floats(), scratch_floats<KeySweep>(common),
+                                   scratch_floats<QuerySweep>(common)})));
       KeyState state;
-      state.place(layout, head);
-      absorb_block(plan, head, item, Block(item.segment.k_begin, item.segment.k_end, 1, 0), layout,
-                   state);
-      keep(item, state);
-      answer(item, Block(item.segment.q_begin, item.segment.q_end, 1, 0), layout, state);
+      state.place(layout, common);
+      const HeadPlan head = heads.item_head(item, layout);
+      absorb_block(plan, head, item, Block(segment.k_begin, segment.k_end, 1, 0), layout, state);
+      keep(head, item, state);
+      for (int64_t h = item.first_head; h < item.last_head; ++h) {
+        answer(head, item, h, Block(segment.q_begin, segment.q_end, 1, 0), layout, state);
+      }
     });
     return;
   }
-  const StateStore states = absorb_all(plan, heads, blocks);
-  parallel_for(items * blocks, [&](int64_t task) {
-    const Item item(plan, task / blocks);
-    const KeyState state = states.at(task / blocks * blocks);
-    if (task % blocks == 0) {
-      keep(item, state);
+  const ItemHeads item_heads(plan, heads);
+  const StateStore states = absorb_all(plan, item_heads, cut);
+  parallel_for(cut.query_tasks(), [&](int64_t task) {
+    const int64_t index = cut.item_of(task);
+    const Item item(plan, index);
+    const HeadPlan& head = item_heads[index];
+    const KeyState state = states.at(index * cut.blocks);
+    if (task % (cut.group * cut.blocks) == 0) {
+      keep(head, item, state);
     }
-    answer(item, Block(item.segment.q_begin, item.segment.q_end, blocks, task % blocks),
-           ScratchLayout(thread_scratch(scratch_floats<QuerySweep>(heads[item.h]))), state);
+    answer(head, item, item.first_head + cut.head_of(task),
+           Block(item.segment.q_begin, item.segment.q_end, cut.blocks, cut.block_of(task)),
+           ScratchLayout(thread_scratch(scratch_floats<QuerySweep>(head))), state);
   });
 }
 

@@ -15,6 +15,7 @@
 // clang-format on
 
 #include <span>
+#include <vector>
 
 #include "favor/parallel.h"
 
@@ -23,8 +24,8 @@ namespace favor {
 namespace HWY_NAMESPACE {
 namespace {
 
-/// Chunks held at a time. A stretch has this many when the forward pass halved none of its chunks;
-/// otherwise it is walked in groups.
+/// Chunks held at a time for one query head, and fewer for more of them. A stretch has this many
+/// when the forward pass halved none of its chunks; otherwise it is walked in groups.
 constexpr int64_t kHeldChunks = kStateInterval / kCausalChunk;
 
 /// Tokens [begin, end) of a segment.
@@ -45,21 +46,37 @@ struct WalkedState {
   }
 };
 
-/// What the forward walk leaves of a chunk for the reverse walk.
-struct HeldChunk {
-  Panels key_features;         ///< [C, M]
-  Panels query_features;       ///< [C, M] divided by the denominators
+/// What the forward walk leaves of one head's queries for the reverse walk.
+struct HeldQueries {
+  Panels features;             ///< [C, M] divided by the denominators
   Panels dscores;              ///< [C, C] lower triangular: gradients of the weights
-  float* c;                    ///< [M] padded: the stabilisers of both
-  float* dz;                   ///< [M] padded: -query_features^T delta
+  float* dz;                   ///< [M] padded: -features^T delta
   uint8_t skip[kCausalChunk];  ///< queries that take no part
 
   void place(ScratchLayout& layout, const HeadPlan& head) {
-    key_features = {layout.take(panel_floats(kCausalChunk, head.M)), kCausalChunk};
-    query_features = {layout.take(panel_floats(kCausalChunk, head.M)), kCausalChunk};
+    features = {layout.take(panel_floats(kCausalChunk, head.M)), kCausalChunk};
     dscores = {layout.take(panel_floats(kCausalChunk, kCausalChunk)), kCausalChunk};
-    c = layout.take(num_panels(head.M) * panel_width());
     dz = layout.take(num_panels(head.M) * panel_width());
+  }
+};
+
+/// What the forward walk leaves of a chunk for the reverse walk.
+struct HeldChunk {
+  Panels key_features;               ///< [C, M]
+  Panels key_slopes;                 ///< [C, M], of maps that keep them
+  float* c;                          ///< [M] padded: the stabilisers of keys and queries
+  std::vector<HeldQueries> queries;  ///< of each query head
+
+  void place(ScratchLayout& layout, const HeadPlan& head) {
+    key_features = {layout.take(panel_floats(kCausalChunk, head.M)), kCausalChunk};
+    key_slopes = key_features;
+    if (head.keeps_slopes) {
+      key_slopes.data = layout.take(panel_floats(kCausalChunk, head.M));
+    }
+    c = layout.take(num_panels(head.M) * panel_width());
+    for (HeldQueries& held : queries) {
+      held.place(layout, head);
+    }
   }
 };
 
@@ -76,9 +93,13 @@ class CausalBackward {
         dq_(dq),
         dk_(dk),
         dv_(dv),
-        panels_(num_panels(head.M)) {
-    const int64_t row = item.b * plan.H + item.h;
-    normalizer_ = saved.normalizer + row * plan.L;
+        panels_(num_panels(head.M)),
+        held_(static_cast<size_t>(std::max<int64_t>(2 * kHeldChunks / (1 + plan.group()), 1))) {
+    const int64_t row = item.b * plan.G + item.g;
+    for (HeldChunk& held : held_) {
+      held.queries.resize(static_cast<size_t>(plan.group()));
+    }
+    normalizer_ = saved.normalizer + item.b * plan.H * plan.L;
     chunk_starts_ = saved.chunk_starts + row * plan.L;
     if (saved.state != nullptr) {
       states_ = saved.state + row * saved_state_size(1, 1, plan.L, plan.M, plan.E, true, 1);
@@ -124,7 +145,8 @@ class CausalBackward {
     product_ = {layout.take(panel_floats(kCausalChunk, std::max(head_.D, head_.E))), kCausalChunk};
     z_added_ = layout.take(panels_ * panel_width());
     row_sums_ = layout.take(kCausalChunk * panel_width() / 2);
-    buffer_ = layout.take(panel_floats(kChunk, 1));
+    buffer_ = layout.take(panel_floats(kCausalChunk, 1));
+    own_ = layout.take(kCausalChunk);
   }
 
   /// Sets state_ to the state before token t of the segment, a multiple of kStateInterval: what the
@@ -149,7 +171,7 @@ class CausalBackward {
   void walk_keys(std::span<const Range> chunks) {
     for (const Range& chunk : chunks) {
       load_keys(chunk);
-      chunk_features(num_keys(chunk), held_[0].key_features);
+      chunk_features(num_keys(chunk), held_[0]);
       absorb(num_keys(chunk), held_[0].key_features);
     }
   }
@@ -157,8 +179,8 @@ class CausalBackward {
   /// Keys beyond the last query of the segment are seen by none.
   void zero_unseen_keys() {
     for (int64_t s = item_.segment.num_queries(); s < item_.segment.num_keys(); ++s) {
-      zero_row(dk_.row(item_.b, item_.h, item_.segment.k_begin + s), head_.D);
-      zero_row(dv_.row(item_.b, item_.h, item_.segment.k_begin + s), head_.E);
+      zero_row(dk_.row(item_.b, item_.g, item_.segment.k_begin + s), head_.D);
+      zero_row(dv_.row(item_.b, item_.g, item_.segment.k_begin + s), head_.E);
     }
   }
 
@@ -187,12 +209,14 @@ class CausalBackward {
 
   /// Brings state_ to stabilisers that hold for the chunk, whose loaded keys get their features.
   /// z_added_ receives what the chunk adds to z.
-  void chunk_features(int64_t n, const Panels& features) const {
+  void chunk_features(int64_t n, const HeldChunk& held) const {
     const int64_t NR = panel_width();
+    const float fall = weigh_keys(head_, keys_, n, state_.c);
     for (int64_t panel = 0; panel < panels_; ++panel) {
       const int64_t f = panel * NR;
-      key_features(head_, project(head_, keys_.tokens, n, panel, buffer_), keys_.offset, n,
-                   state_.c + f, features.at(0, panel), z_added_ + f, [&](const float* factor) {
+      key_features(head_, f, project(head_, head_.key, keys_.tokens, n, panel, buffer_), keys_, n,
+                   fall, state_.c + f, held.key_features.at(0, panel), held.key_slopes.at(0, panel),
+                   z_added_ + f, [&](const float* factor) {
                      scale_columns(state_.S, head_.E, panel, factor);
                      for (int64_t i = 0; i < NR; ++i) {
                        state_.z[f + i] *= factor[i];
@@ -212,55 +236,69 @@ class CausalBackward {
   /// The forward walk over one chunk: dq, and what the reverse walk needs. `later` is where the
   /// next chunk will be held, or null.
   void walk_forward(const Range& chunk, HeldChunk& held, const HeldChunk* later) {
+    const int64_t keys = num_keys(chunk);
+    load_keys(chunk);
+    own_stabilisers(head_, keys_, chunk.end - chunk.begin, keys, state_.c[0], own_);
+    chunk_features(keys, held);
+    std::copy_n(state_.c, panels_ * panel_width(), held.c);
+    transpose(keys_.values, keys, head_.E, values_transposed_);
+    for (int64_t h = item_.first_head; h < item_.last_head; ++h) {
+      const auto index = static_cast<size_t>(h - item_.first_head);
+      query_gradients(h, chunk, keys, held.key_features, held.queries[index], later);
+    }
+    absorb(keys, held.key_features);
+  }
+
+  void query_gradients(int64_t h, const Range& chunk, int64_t keys, const Panels& key_features,
+                       HeldQueries& held, const HeldChunk* later) {
     const int64_t NR = panel_width();
     const int64_t queries = chunk.end - chunk.begin;
-    const int64_t keys = num_keys(chunk);
     const int64_t i = item_.segment.q_begin + chunk.begin;
-    load_keys(chunk);
-    rows_.load(plan_, head_, item_.b, item_.h, i, queries, out_, dout_, normalizer_);
-    chunk_features(keys, held.key_features);
-    std::copy_n(state_.c, panels_ * NR, held.c);
+    rows_.load(plan_, head_, item_.b, h, i, queries, out_, dout_, normalizer_ + h * plan_.L,
+               buffer_);
+    rows_.settle(head_, queries, state_.c[0], own_);
     std::fill_n(held.dz, panels_ * NR, 0.0f);
     std::copy_n(rows_.skip, queries, held.skip);
-    transpose(keys_.values, keys, head_.E, values_transposed_);
     multiply_to_lower(rows_.dout, values_transposed_, held.dscores, queries, keys, head_.E);
     make_lower(held.dscores, queries, keys, rows_.delta, nullptr);
-    multiply_lower(held.dscores, held.key_features, dlogits_, queries, keys, panels_);
+    multiply_lower(held.dscores, key_features, dlogits_, queries, keys, panels_);
+    float* totals = clear_query_row_sums(head_, queries, row_sums_);
     for (int64_t panel = 0; panel < panels_; ++panel) {
       const int64_t f = panel * NR;
-      float* features = held.query_features.at(0, panel);
-      prefetch_rows(dq_, item_.b, item_.h, i, i + queries, panel, panels_);
+      float* features = held.features.at(0, panel);
+      prefetch_rows(dq_, item_.b, h, i, i + queries, panel, panels_);
       if (later != nullptr) {
         prefetch(later->key_features.at(0, panel), kCausalChunk * NR);
-        prefetch(later->query_features.at(0, panel), kCausalChunk * NR);
+        prefetch(later->queries[0].features.at(0, panel), kCausalChunk * NR);
         prefetch_inputs(chunk.end, true, panel);
       }
-      normalized_query_features(head_, project(head_, rows_.tokens, queries, panel, buffer_),
-                                state_.c + f, rows_.norm, queries, head_.M - f, features);
+      const float* u = project(head_, head_.query, rows_.tokens, queries, panel, buffer_);
+      normalized_query_features(head_, f, u, state_.c + f, rows_.norm, rows_.offset, rows_.floor,
+                                queries, features, buffer_);
       multiply<true>(rows_.dout, state_.S, dlogits_, 0, queries, panel, panel + 1, head_.E);
-      query_logit_gradients(head_, features, rows_.delta, rows_.norm, queries, state_.z + f,
-                            dlogits_.at(0, panel), held.dz + f);
+      query_logit_gradients(head_, features, buffer_, rows_, queries, state_.z + f,
+                            dlogits_.at(0, panel), held.dz + f, totals);
     }
-    token_gradients(head_, dlogits_, queries, rows_.tokens, nullptr, product_,
-                    dq_.row(item_.b, item_.h, i), dq_.strides[2]);
-    absorb(keys, held.key_features);
+    token_gradients(head_, head_.query, dlogits_, queries, rows_.tokens, totals, product_,
+                    dq_.row(item_.b, h, i), dq_.strides[2]);
   }
 
   /// Gradients of `chunks`, which start at a kept state.
   void walk_stretch(const std::vector<Range>& chunks) {
     const auto at = [&](int64_t i) { return chunks[static_cast<size_t>(i)]; };
+    const auto held = [&](int64_t i) { return &held_[static_cast<size_t>(i)]; };
+    const auto num_held = static_cast<int64_t>(held_.size());
     // The state before a later group is found by walking from the start again, which happens only
     // where the forward pass halved chunks.
     for (auto last = static_cast<int64_t>(chunks.size()); last > 0;) {
-      const int64_t first = (last - 1) / kHeldChunks * kHeldChunks;
+      const int64_t first = (last - 1) / num_held * num_held;
       load_state(chunks.front().begin);
       walk_keys(std::span(chunks).first(static_cast<size_t>(first)));
       for (int64_t i = first; i < last; ++i) {
-        const HeldChunk* later = i + 1 < last ? &held_[i - first + 1] : nullptr;
-        walk_forward(at(i), held_[i - first], later);
+        walk_forward(at(i), *held(i - first), i + 1 < last ? held(i - first + 1) : nullptr);
       }
       for (int64_t i = last - 1; i >= first; --i) {
-        walk_back(at(i), held_[i - first], i > first ? &held_[i - first - 1] : nullptr);
+        walk_back(at(i), *held(i - first), i > first ? held(i - first - 1) : nullptr);
       }
       last = first;
     }
@@ -268,9 +306,6 @@ class CausalBackward {
 
   /// Brings the sums over later queries to the stabilisers of an earlier chunk.
   void lower_sums(const float* c) {
-    if (!head_.positive) {
-      return;
-    }
     for (int64_t f = 0; f < head_.M; ++f) {
       if (c[f] == sums_c_[f]) {
         continue;
@@ -282,25 +317,34 @@ class CausalBackward {
     }
   }
 
+  /// Reads the gradients of a chunk's rows of head h.
+  void load_dout(int64_t h, const Range& chunk, const HeldQueries& held) const {
+    pack_rows(dout_.row(item_.b, h, item_.segment.q_begin + chunk.begin), dout_.strides[2],
+              chunk.end - chunk.begin, head_.E, 1.0f, held.skip, rows_.dout);
+  }
+
   /// The reverse walk over one chunk: dk and dv, and the sums over its queries. `earlier` is where
   /// the chunk before it is held, or null.
   void walk_back(const Range& chunk, const HeldChunk& held, const HeldChunk* earlier) {
-    const int64_t NR = panel_width();
     const int64_t queries = chunk.end - chunk.begin;
     const int64_t keys = num_keys(chunk);
-    const int64_t i = item_.segment.q_begin + chunk.begin;
-    load_keys(chunk);
-    pack_rows(dout_.row(item_.b, item_.h, i), dout_.strides[2], queries, head_.E, 1.0f, held.skip,
-              rows_.dout);
     lower_sums(held.c);
     if (keys > 0) {
+      load_keys(chunk);
+      weigh_keys(head_, keys_, keys, held.c);
       key_gradients(chunk, held, earlier, queries, keys);
     }
-    for (int64_t f = 0; f < panels_ * NR; ++f) {
-      sums_.z[f] += held.dz[f];
+    for (int64_t h = item_.first_head; h < item_.last_head; ++h) {
+      const HeldQueries& rows = held.queries[static_cast<size_t>(h - item_.first_head)];
+      if (keys == 0 || plan_.group() > 1) {
+        load_dout(h, chunk, rows);  // else key_gradients has left it
+      }
+      for (int64_t f = 0; f < panels_ * panel_width(); ++f) {
+        sums_.z[f] += rows.dz[f];
+      }
+      multiply_transposed(rows.features, rows_.dout, sums_.S, sums_.S, head_.M, num_panels(head_.E),
+                          queries);
     }
-    multiply_transposed(held.query_features, rows_.dout, sums_.S, sums_.S, head_.M,
-                        num_panels(head_.E), queries);
   }
 
   void key_gradients(const Range& chunk, const HeldChunk& held, const HeldChunk* earlier,
@@ -308,31 +352,37 @@ class CausalBackward {
     const int64_t NR = panel_width();
     const int64_t j = item_.segment.k_begin + chunk.begin;
     transpose(held.key_features, keys, head_.M, features_transposed_);
-    multiply_to_lower(held.query_features, features_transposed_, scores_, queries, keys, head_.M);
-    make_lower(scores_, queries, keys, nullptr, nullptr);
     transpose(sums_.S, head_.M, head_.E, sums_transposed_);
-
-    multiply_lower_transposed(held.dscores, held.query_features, dlogits_, queries, keys, panels_);
+    for (int64_t h = item_.first_head; h < item_.last_head; ++h) {
+      const HeldQueries& rows = held.queries[static_cast<size_t>(h - item_.first_head)];
+      const bool accumulate = h > item_.first_head;
+      load_dout(h, chunk, rows);
+      multiply_to_lower(rows.features, features_transposed_, scores_, queries, keys, head_.M);
+      make_lower(scores_, queries, keys, nullptr, nullptr);
+      multiply_lower_transposed(rows.dscores, rows.features, dlogits_, queries, keys, panels_,
+                                accumulate);
+      multiply_lower_transposed(scores_, rows_.dout, product_, queries, keys, num_panels(head_.E),
+                                accumulate);
+    }
     std::fill_n(row_sums_, keys * NR / 2, 0.0f);
     for (int64_t panel = 0; panel < panels_; ++panel) {
-      prefetch_rows(dk_, item_.b, item_.h, j, j + keys, panel, panels_);
-      prefetch_rows(dv_, item_.b, item_.h, j, j + keys, panel, panels_);
+      prefetch_rows(dk_, item_.b, item_.g, j, j + keys, panel, panels_);
+      prefetch_rows(dv_, item_.b, item_.g, j, j + keys, panel, panels_);
       if (earlier != nullptr) {
         prefetch_inputs(chunk.begin - kCausalChunk, false, panel);
         prefetch<const float>(earlier->key_features.at(0, panel), kCausalChunk * NR);
-        prefetch<const float>(earlier->query_features.at(0, panel), kCausalChunk * NR);
+        prefetch<const float>(earlier->queries[0].features.at(0, panel), kCausalChunk * NR);
       }
       multiply<true>(keys_.values, sums_transposed_, dlogits_, 0, keys, panel, panel + 1, head_.E);
-      key_logit_gradients(head_, held.key_features.at(0, panel), keys_.offset, keys,
-                          sums_.z + panel * NR, dlogits_.at(0, panel), row_sums_);
+      key_logit_gradients(head_, held.key_features.at(0, panel), held.key_slopes.at(0, panel),
+                          keys_, keys, sums_.z + panel * NR, dlogits_.at(0, panel), row_sums_);
     }
-    multiply_lower_transposed(scores_, rows_.dout, product_, queries, keys, num_panels(head_.E));
     multiply<true>(held.key_features, sums_.S, product_, 0, keys, 0, num_panels(head_.E), head_.M);
     float ones[kCausalChunk];
     std::fill_n(ones, keys, 1.0f);
-    unpack_rows(product_, keys, head_.E, ones, dv_.row(item_.b, item_.h, j), dv_.strides[2]);
-    token_gradients(head_, dlogits_, keys, keys_.tokens, row_sums_, product_,
-                    dk_.row(item_.b, item_.h, j), dk_.strides[2]);
+    unpack_rows(product_, keys, head_.E, ones, dv_.row(item_.b, item_.g, j), dv_.strides[2]);
+    token_gradients(head_, head_.key, dlogits_, keys, keys_.tokens, row_sums_, product_,
+                    dk_.row(item_.b, item_.g, j), dk_.strides[2]);
   }
 
   /// Asks for part `panel` of the inputs of the chunk that starts at token t; those of the forward
@@ -342,15 +392,15 @@ class CausalBackward {
     t = std::max<int64_t>(t, 0);
     const int64_t q_end = std::min(segment.q_begin + t + kCausalChunk, segment.q_end);
     const int64_t k_end = std::min(segment.k_begin + t + kCausalChunk, segment.k_end);
-    const auto ask = [&](const InputRows& view, int64_t begin, int64_t end) {
-      prefetch_rows(view, item_.b, item_.h, begin, std::max(begin, end), panel, panels_);
+    const auto ask = [&](const InputRows& view, int64_t head, int64_t begin, int64_t end) {
+      prefetch_rows(view, item_.b, head, begin, std::max(begin, end), panel, panels_);
     };
-    ask(plan_.k, segment.k_begin + t, k_end);
-    ask(plan_.v, segment.k_begin + t, k_end);
-    ask(dout_, segment.q_begin + t, q_end);
+    ask(plan_.k, item_.g, segment.k_begin + t, k_end);
+    ask(plan_.v, item_.g, segment.k_begin + t, k_end);
+    ask(dout_, item_.first_head, segment.q_begin + t, q_end);
     if (forward) {
-      ask(plan_.q, segment.q_begin + t, q_end);
-      ask(out_, segment.q_begin + t, q_end);
+      ask(plan_.q, item_.first_head, segment.q_begin + t, q_end);
+      ask(out_, item_.first_head, segment.q_begin + t, q_end);
     }
   }
 
@@ -363,6 +413,7 @@ class CausalBackward {
   const OutputRows& dk_;
   const OutputRows& dv_;
   int64_t panels_;
+  std::vector<HeldChunk> held_;
   const float* normalizer_;
   const uint8_t* chunk_starts_;
   const float* states_ = nullptr;
@@ -371,7 +422,6 @@ class CausalBackward {
   KeyState sums_;      ///< over later queries: S [M, E] = features^T dout, z = -features^T delta
   float* sums_c_;      ///< [M] stabilisers of sums_
   WalkedState state_;  ///< before the next chunk of the forward walk
-  HeldChunk held_[kHeldChunks];
   QueryGradients rows_;
   KeyChunk keys_;
   Panels values_transposed_;    ///< [E, C]
@@ -383,6 +433,7 @@ class CausalBackward {
   float* z_added_;              ///< [M] padded
   float* row_sums_;             ///< [C, N]
   float* buffer_;               ///< [C, NR]
+  float* own_;                  ///< [C] stabilisers of the rows; of maps known by their values
 };
 
 void run_causal_backward(const Plan<float>& plan, const InputRows& out, const InputRows& dout,
@@ -391,7 +442,7 @@ void run_causal_backward(const Plan<float>& plan, const InputRows& out, const In
   const HeadPlans heads(plan);
   parallel_for(plan.num_items(), [&](int64_t index) {
     const Item item(plan, index);
-    CausalBackward(plan, heads[item.h], item, out, dout, saved, dq, dk, dv).run();
+    CausalBackward(plan, heads[item.g], item, out, dout, saved, dq, dk, dv).run();
   });
 }
 

@@ -13,6 +13,7 @@
 // clang-format on
 
 #include <numbers>
+#include <vector>
 
 #include "favor/parallel.h"
 
@@ -22,7 +23,9 @@ namespace HWY_NAMESPACE {
 namespace {
 
 /// Denominators below this, relative to the largest feature product, ask for a smaller chunk:
-/// terms that underflow (2^-126) are then still below 2^-86 of the denominator.
+/// terms that underflow (2^-126) are then still below 2^-86 of the denominator. For maps known by
+/// their values, whose denominators say nothing about that, the row's own stabiliser relative to
+/// the chunk's takes the denominator's place.
 constexpr float kGuardExponent = -40.0f;
 
 constexpr float kLog2e = std::numbers::log2e_v<float>;
@@ -36,9 +39,9 @@ class CausalForward {
   CausalForward(const Plan<float>& plan, const HeadPlan& head, const Item& item,
                 const OutputRows& out, Saved<float>* saved)
       : plan_(plan), head_(head), item_(item), out_(out), panels_(num_panels(head.M)) {
-    const int64_t row = item.b * plan.H + item.h;
+    const int64_t row = item.b * plan.G + item.g;
     if (saved != nullptr) {
-      normalizer_ = saved->normalizer == nullptr ? nullptr : saved->normalizer + row * plan.L;
+      normalizer_ = saved->normalizer;
       chunk_starts_ = saved->chunk_starts == nullptr ? nullptr : saved->chunk_starts + row * plan.L;
       if (saved->state != nullptr) {
         states_ = saved->state + row * saved_state_size(1, 1, plan.L, plan.M, plan.E, true, 1);
@@ -51,16 +54,23 @@ class CausalForward {
     state_.clear(head);
     rests_.clear(head);
     const Segment& segment = item.segment;
-    const int64_t first = plan.first_allowed_key(item.b, segment.k_begin, segment.k_end);
+    const int64_t first = plan.first_allowed_key(item.b, item.g, segment.k_begin, segment.k_end);
     first_key_ = first < segment.k_end ? first - segment.k_begin : segment.num_queries();
     std::fill_n(features_transposed_.data, panel_floats(head.M, kCausalChunk), 0.0f);
   }
 
   /// Continues a stream. Its stabilisers are natural logarithms, the kernel's in base 2.
   void start_from(const DecodeState& initial) {
-    const int64_t row = (item_.b * plan_.H + item_.h) * head_.M;
+    const int64_t row = (item_.b * plan_.G + item_.g) * head_.M;
     const float* z = initial.z.data() + row;
-    pack_rows(initial.S.data() + row * head_.E, head_.E, head_.M, head_.E, 1.0f, nullptr, state_.S);
+    const float* S = initial.S.data() + row * head_.E;
+    const auto all_zero = [](const float* x, int64_t n) {
+      return std::all_of(x, x + n, [](float value) { return value == 0.0f; });
+    };
+    if (all_zero(z, head_.M) && (head_.log_linear || all_zero(S, head_.M * head_.E))) {
+      return;
+    }
+    pack_rows(S, head_.E, head_.M, head_.E, 1.0f, nullptr, state_.S);
     std::copy_n(z, head_.M, state_.z);
     is_long_ = true;
     if (!initial.S_rest.empty()) {
@@ -68,16 +78,15 @@ class CausalForward {
       pack_rows(S_rest, head_.E, head_.M, head_.E, 1.0f, nullptr, rests_.S_rest);
       std::copy_n(initial.z_rest.data() + row, head_.M, rests_.z_rest);
     }
-    for (int64_t f = 0; head_.positive && f < head_.M; ++f) {
-      state_.c[f] = z[f] == 0.0f ? kNoKey : initial.c[static_cast<size_t>(row + f)] * kLog2e;
+    for (int64_t f = 0; f < head_.M; ++f) {
+      const bool empty = head_.log_linear && z[f] == 0.0f;
+      state_.c[f] = empty ? kNoKey : initial.c[static_cast<size_t>(row + f)] * kLog2e;
     }
-    if (std::any_of(z, z + head_.M, [](float x) { return x != 0.0f; })) {
-      first_key_ = 0;
-    }
+    first_key_ = 0;
   }
 
   void finish_into(DecodeState& final_state) {
-    const int64_t row = (item_.b * plan_.H + item_.h) * head_.M;
+    const int64_t row = (item_.b * plan_.G + item_.g) * head_.M;
     float* S = final_state.S.data() + row * head_.E;
     std::fill_n(factor_, head_.M, 1.0f);
     unpack_rows(state_.S, head_.M, head_.E, factor_, S, head_.E);
@@ -87,9 +96,9 @@ class CausalForward {
       unpack_rows(rests_.S_rest, head_.M, head_.E, factor_, S_rest, head_.E);
       std::copy_n(rests_.z_rest, head_.M, final_state.z_rest.data() + row);
     }
-    for (int64_t f = 0; head_.positive && f < head_.M; ++f) {
+    for (int64_t f = 0; f < head_.M; ++f) {
       final_state.c[static_cast<size_t>(row + f)] =
-          state_.z[f] == 0.0f ? 0.0f : state_.c[f] / kLog2e;
+          state_.c[f] == kNoKey ? 0.0f : state_.c[f] / kLog2e;
     }
   }
 
@@ -125,6 +134,11 @@ class CausalForward {
     sums_ = {layout.take(panel_floats(kCausalChunk, head_.E)), kCausalChunk};
     row_sums_ = layout.take(kCausalChunk);
     buffer_ = layout.take(panel_floats(kCausalChunk, 1));
+    own_ = layout.take(kCausalChunk);
+    if (plan_.group() > 1) {
+      undo_.place(layout, head_);
+      undo_rests_.place(layout, head_);
+    }
   }
 
   /// Features of the chunk's keys under stabilisers that hold for the chunk, c_next_; the state
@@ -135,12 +149,14 @@ class CausalForward {
     bool raised = false;
     std::copy_n(state_.c, panels_ * NR, c_next_);
     std::fill_n(factor_, panels_ * NR, 1.0f);
+    const float fall = weigh_keys(head_, keys_, n, c_next_);
     for (int64_t panel = 0; panel < panels_; ++panel) {
       const int64_t f = panel * NR;
-      prefetch_rows(plan_.k, item_.b, item_.h, next.first, next.last, panel, panels_);
-      prefetch_rows(plan_.v, item_.b, item_.h, next.first, next.last, panel, panels_);
-      key_features(head_, project(head_, keys_.tokens, n, panel, buffer_), keys_.offset, n,
-                   c_next_ + f, features_.at(0, panel), z_added_ + f, [&](const float* factor) {
+      prefetch_rows(plan_.k, item_.b, item_.g, next.first, next.last, panel, panels_);
+      prefetch_rows(plan_.v, item_.b, item_.g, next.first, next.last, panel, panels_);
+      key_features(head_, f, project(head_, head_.key, keys_.tokens, n, panel, buffer_), keys_, n,
+                   fall, c_next_ + f, features_.at(0, panel), nullptr, z_added_ + f,
+                   [&](const float* factor) {
                      raised = true;
                      std::copy_n(factor, NR, factor_ + f);
                    });
@@ -148,10 +164,16 @@ class CausalForward {
     return raised;
   }
 
+  /// Whether c_next_ is too far above the own stabiliser of a row that has keys.
+  bool stabiliser_is_far(int64_t num_queries, int64_t without_keys) const {
+    return !head_.log_linear && num_queries > 1 && without_keys < num_queries &&
+           own_[without_keys] - c_next_[0] < kGuardExponent;
+  }
+
   /// Whether some row's denominator is too small to trust although the row has keys.
   bool underflows(int64_t num_queries, int64_t without_keys) const {
     const float limit = std::exp2(kGuardExponent);
-    return head_.positive && num_queries > 1 &&
+    return head_.log_linear && num_queries > 1 &&
            std::any_of(query_.denominator + without_keys, query_.denominator + num_queries,
                        [limit](float denominator) { return denominator < limit; });
   }
@@ -160,54 +182,41 @@ class CausalForward {
     const Segment& segment = item_.segment;
     const int64_t num_keys = std::clamp<int64_t>(segment.num_keys() - t, 0, num_queries);
     const int64_t without_keys = std::clamp<int64_t>(first_key_ - t, 0, num_queries);
-    const int64_t i = segment.q_begin + t;
     const int64_t j = segment.k_begin + t;
-    pack_rows(plan_.q.row(item_.b, item_.h, i), plan_.q.strides[2], num_queries, head_.D,
-              head_.token_scale, nullptr, queries_);
     keys_.load(plan_, head_, item_, j, num_keys);
-
     const bool raised =
         chunk_features(num_keys, NextRows(j + num_keys, segment.k_end, kCausalChunk));
-    for (int64_t f = 0; f < head_.M; ++f) {
-      z_next_[f] = state_.z[f] * factor_[f];
+    own_stabilisers(head_, keys_, num_queries, num_keys, state_.c[0], own_);
+    bool too_long = stabiliser_is_far(num_queries, without_keys);
+    if (!too_long) {
+      for (int64_t f = 0; f < head_.M; ++f) {
+        z_next_[f] = state_.z[f] * factor_[f];
+      }
+      std::fill(z_next_ + head_.M, z_next_ + panels_ * panel_width(), 0.0f);
+      transpose(features_, num_keys, head_.M, features_transposed_);
     }
-    std::fill(z_next_ + head_.M, z_next_ + panels_ * panel_width(), 0.0f);
-    const NextRows next_q(i + num_queries, segment.q_end, kCausalChunk);
-    query_features(
-        head_, queries_, num_queries, c_next_, z_next_, buffer_, query_, [&](int64_t panel) {
-          prefetch_rows(plan_.q, item_.b, item_.h, next_q.first, next_q.last, panel, panels_);
-          prefetch_rows(out_, item_.b, item_.h, i, i + num_queries, panel, panels_);
-        });
-    transpose(features_, num_keys, head_.M, features_transposed_);
-    multiply_to_lower(query_.features, features_transposed_, scores_, num_queries, num_keys,
-                      head_.M);
-    make_lower(scores_, num_queries, num_keys, nullptr, row_sums_);
-    for (int64_t r = 0; r < num_queries; ++r) {
-      query_.denominator[r] += row_sums_[r];
+    for (int64_t h = item_.first_head; h < item_.last_head && !too_long; ++h) {
+      score(h, t, num_queries, num_keys);
+      too_long = underflows(num_queries, without_keys);
+      if (too_long) {
+        restore_state(raised && h > item_.first_head);
+        break;
+      }
+      if (raised && h == item_.first_head) {
+        raise_state();
+      }
+      answer(h, t, num_queries, num_keys, without_keys);
     }
-    if (underflows(num_queries, without_keys)) {
+    if (too_long) {
+      // Rows that were answered are answered again.
       const int64_t half = (num_queries + 1) / 2;
       run_chunk(t, half);
       run_chunk(t + half, num_queries - half);
       return;
     }
-
     if (chunk_starts_ != nullptr) {
-      chunk_starts_[i] = 1;
+      chunk_starts_[segment.q_begin + t] = 1;
     }
-    if (raised) {
-      scale_rows(state_.S, head_.E, 0, head_.M, factor_);
-      scale_rows(rests_.S_rest, head_.E, 0, head_.M, factor_);
-      for (int64_t f = 0; f < head_.M; ++f) {
-        rests_.z_rest[f] *= factor_[f];
-      }
-      std::copy_n(c_next_, panels_ * panel_width(), state_.c);
-    }
-    multiply_lower(scores_, keys_.values, sums_, num_queries, num_keys, num_panels(head_.E));
-    multiply<true>(query_.features, state_.S, sums_, 0, num_queries, 0, num_panels(head_.E),
-                   head_.M);
-    finish_rows(head_, query_, sums_, num_queries, without_keys, out_.row(item_.b, item_.h, i),
-                out_.strides[2], normalizer_ == nullptr ? nullptr : normalizer_ + i);
     if (num_keys > 0) {
       absorb(num_keys);
     }
@@ -226,6 +235,69 @@ class CausalForward {
     for (int64_t f = 0; f < head_.M; ++f) {
       state_.z[f] += z_added_[f];
     }
+  }
+
+  /// Brings the state to c_next_, keeping what it was if a later head may ask for it.
+  void raise_state() {
+    if (plan_.group() > 1) {
+      copy_state(state_, rests_, undo_, undo_rests_);
+    }
+    scale_rows(state_.S, head_.E, 0, head_.M, factor_);
+    scale_rows(rests_.S_rest, head_.E, 0, head_.M, factor_);
+    for (int64_t f = 0; f < head_.M; ++f) {
+      rests_.z_rest[f] *= factor_[f];
+    }
+    std::copy_n(c_next_, panels_ * panel_width(), state_.c);
+  }
+
+  void restore_state(bool raised) {
+    if (raised) {
+      copy_state(undo_, undo_rests_, state_, rests_);
+    }
+  }
+
+  /// All but z, which raise_state leaves as it is.
+  void copy_state(const KeyState& from, const LongSums& from_rests, const KeyState& to,
+                  const LongSums& to_rests) const {
+    std::copy_n(from.S.data, panel_floats(head_.M, head_.E), to.S.data);
+    std::copy_n(from.c, panels_ * panel_width(), to.c);
+    std::copy_n(from_rests.S_rest.data, panel_floats(head_.M, head_.E), to_rests.S_rest.data);
+    std::copy_n(from_rests.z_rest, head_.M, to_rests.z_rest);
+  }
+
+  /// Features of the chunk's queries of head h, their scores against the chunk's keys, and the
+  /// denominators.
+  void score(int64_t h, int64_t t, int64_t num_queries, int64_t num_keys) {
+    const int64_t i = item_.segment.q_begin + t;
+    const InputElements q = plan_.q.row(item_.b, h, i);
+    const int64_t stride = plan_.q.strides[2];
+    pack_rows(q, stride, num_queries, head_.D, head_.token_scale, nullptr, queries_);
+    query_offsets(head_, q, stride, num_queries, nullptr, queries_, buffer_, query_.offset,
+                  query_.floor);
+    const NextRows next_q(i + num_queries, item_.segment.q_end, kCausalChunk);
+    query_features(head_, queries_, num_queries, c_next_, z_next_, buffer_, query_,
+                   [&](int64_t panel) {
+                     prefetch_rows(plan_.q, item_.b, h, next_q.first, next_q.last, panel, panels_);
+                     prefetch_rows(out_, item_.b, h, i, i + num_queries, panel, panels_);
+                   });
+    multiply_to_lower(query_.features, features_transposed_, scores_, num_queries, num_keys,
+                      head_.M);
+    make_lower(scores_, num_queries, num_keys, nullptr, row_sums_);
+    for (int64_t r = 0; r < num_queries; ++r) {
+      query_.denominator[r] += row_sums_[r];
+    }
+  }
+
+  /// The outputs of the rows that `score` has seen.
+  void answer(int64_t h, int64_t t, int64_t num_queries, int64_t num_keys, int64_t without_keys) {
+    const int64_t i = item_.segment.q_begin + t;
+    multiply_lower(scores_, keys_.values, sums_, num_queries, num_keys, num_panels(head_.E));
+    multiply<true>(query_.features, state_.S, sums_, 0, num_queries, 0, num_panels(head_.E),
+                   head_.M);
+    float* normalizer =
+        normalizer_ == nullptr ? nullptr : normalizer_ + (item_.b * plan_.H + h) * plan_.L + i;
+    finish_rows(head_, query_, sums_, num_queries, without_keys, c_next_[0], own_,
+                out_.row(item_.b, h, i), out_.strides[2], normalizer);
   }
 
   const Plan<float>& plan_;
@@ -254,6 +326,10 @@ class CausalForward {
   Panels scores_;    ///< [C, C]
   float* row_sums_;  ///< [C]
   float* buffer_;    ///< [C, NR]
+  float* own_;       ///< [C] stabilisers of the rows; of maps known by their values
+  // The state before it was raised, where several query heads may ask for it again.
+  KeyState undo_;
+  LongSums undo_rests_;
 };
 
 void run_causal_forward(const Plan<float>& plan, const OutputRows& out, Saved<float>* saved,
@@ -262,7 +338,7 @@ void run_causal_forward(const Plan<float>& plan, const OutputRows& out, Saved<fl
   if (final_state != nullptr) {
     const int64_t position = (initial == nullptr ? 0 : initial->position) + plan.L;
     if (final_state != initial) {
-      *final_state = DecodeState(plan.B, plan.H, plan.M, plan.E);
+      *final_state = DecodeState(plan.B, plan.G, plan.M, plan.E);
     }
     if (initial != nullptr || plan.L >= kLongStream) {
       make_rests(*final_state);
@@ -271,7 +347,7 @@ void run_causal_forward(const Plan<float>& plan, const OutputRows& out, Saved<fl
   }
   parallel_for(plan.num_items(), [&](int64_t index) {
     const Item item(plan, index);
-    CausalForward pass(plan, heads[item.h], item, out, saved);
+    CausalForward pass(plan, heads[item.g], item, out, saved);
     if (initial != nullptr) {
       pass.start_from(*initial);
     }

@@ -4,6 +4,7 @@
 #define FAVOR_PLAN_H_
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "favor/attention.h"
@@ -41,32 +42,46 @@ struct Plan {
   /// Query heads of a key head.
   int64_t group() const { return G == 0 ? 1 : H / G; }
   int64_t num_segments() const { return static_cast<int64_t>(segments.size()); }
-  /// Independent pieces of work: one per batch item, head and segment.
-  int64_t num_items() const { return B * H * num_segments(); }
+  /// Independent pieces of work: one per batch item, key head and segment.
+  int64_t num_items() const { return B * G * num_segments(); }
   /// Mask of batch item b, or null.
   const uint8_t* mask_row(int64_t b) const {
     return key_padding_mask ? key_padding_mask + b * S : nullptr;
   }
-  /// The first of the keys [begin, end) of batch item b that is not masked; end if there is none.
-  int64_t first_allowed_key(int64_t b, int64_t begin, int64_t end) const {
+  /// The logarithms of key weights for batch item b and key head g, or null.
+  const T* log_weight_row(int64_t b, int64_t g) const {
+    if (key_log_weight == nullptr) return nullptr;
+    return key_log_weight + (b * num_key_log_weights + (num_key_log_weights == 1 ? 0 : g)) * S;
+  }
+  /// Whether key j takes part, for key head g.
+  bool allows_key(int64_t b, int64_t g, int64_t j) const {
     const uint8_t* mask = mask_row(b);
-    while (mask != nullptr && begin < end && mask[begin] != 0) {
+    const T* log_weight = log_weight_row(b, g);
+    return (mask == nullptr || mask[j] == 0) &&
+           (log_weight == nullptr || log_weight[j] != -std::numeric_limits<T>::infinity());
+  }
+  /// The first of the keys [begin, end) that takes part; end if there is none.
+  int64_t first_allowed_key(int64_t b, int64_t g, int64_t begin, int64_t end) const {
+    while (begin < end && !allows_key(b, g, begin)) {
       ++begin;
     }
     return begin;
   }
 };
 
-/// Item `index` of a plan, in the order batch, head, segment.
+/// Item `index` of a plan, in the order batch, key head, segment.
 struct Item {
-  int64_t b, h;
+  int64_t b, g;
+  int64_t first_head, last_head;  ///< the query heads that use the key head
   Segment segment;
   int64_t segment_index;
 
   template <class T>
   Item(const Plan<T>& plan, int64_t index)
-      : b(index / plan.num_segments() / plan.H),
-        h(index / plan.num_segments() % plan.H),
+      : b(index / plan.num_segments() / plan.G),
+        g(index / plan.num_segments() % plan.G),
+        first_head(g * plan.group()),
+        last_head(first_head + plan.group()),
         segment(plan.segments[static_cast<size_t>(index % plan.num_segments())]),
         segment_index(index % plan.num_segments()) {}
 };

@@ -53,24 +53,34 @@ inline constexpr int kTileRows = 8;
 inline constexpr int kTileRows = 6;
 #endif
 
-/// 2^x with relative error below 3e-7 for x in [-126, 127]; 0 for smaller x, -inf included; NaN for
-/// NaN. The polynomial is a minimax fit of 2^f on [-1/2, 1/2] with value 1 at 0.
-HWY_INLINE Vector exp2(Vector x) {
+/// 2^(f + n) with relative error below 3e-7 for f in [-1/2, 1/2] and an integer n, where 1.5 * 2^23
+/// + n is given, whose low bits are those of n; f + n in [-126, 127]. The polynomial is a minimax
+/// fit of 2^f with value 1 at 0.
+HWY_INLINE Vector exp2_from_parts(Vector f, Vector shifted_n) {
   const FloatTag d;
   const hn::RebindToSigned<FloatTag> di;
-  const auto below = hn::Lt(x, hn::Set(d, -126.0f));
-  // Adding 1.5 * 2^23 rounds x to an integer, which then stands in the low bits.
-  const Vector magic = hn::Set(d, 12582912.0f);
-  const Vector shifted = hn::Add(x, magic);
-  const Vector f = hn::Sub(x, hn::Sub(shifted, magic));
   Vector p = hn::Set(d, 0x1.5bba14p-10f);
   p = hn::MulAdd(p, f, hn::Set(d, 0x1.3cea88p-7f));
   p = hn::MulAdd(p, f, hn::Set(d, 0x1.c6b752p-5f));
   p = hn::MulAdd(p, f, hn::Set(d, 0x1.ebf9bcp-3f));
   p = hn::MulAdd(p, f, hn::Set(d, 0x1.62e42ap-1f));
   p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
-  const auto exponent = hn::ShiftLeft<23>(hn::BitCast(di, shifted));
-  return hn::IfThenZeroElse(below, hn::BitCast(d, hn::Add(hn::BitCast(di, p), exponent)));
+  const auto exponent = hn::ShiftLeft<23>(hn::BitCast(di, shifted_n));
+  return hn::BitCast(d, hn::Add(hn::BitCast(di, p), exponent));
+}
+
+/// Adding 1.5 * 2^23 rounds to an integer.
+inline constexpr float kRoundingShift = 12582912.0f;
+
+/// 2^x with relative error below 3e-7 for x in [-126, 127]; 0 for smaller x, -inf included; NaN for
+/// NaN.
+HWY_INLINE Vector exp2(Vector x) {
+  const FloatTag d;
+  const auto below = hn::Lt(x, hn::Set(d, -126.0f));
+  const Vector magic = hn::Set(d, kRoundingShift);
+  const Vector shifted = hn::Add(x, magic);
+  const Vector f = hn::Sub(x, hn::Sub(shifted, magic));
+  return hn::IfThenZeroElse(below, exp2_from_parts(f, shifted));
 }
 
 #define FAVOR_FOR_EACH_ROW(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
@@ -266,16 +276,18 @@ inline void multiply_lower(const Panels& lower, const Panels& right, const Panel
   }
 }
 
-/// out[s, n] = sum_t lower[t, s] right[t, n].
+/// out[s, n] (+)= sum_t lower[t, s] right[t, n].
 inline void multiply_lower_transposed(const Panels& lower, const Panels& right, const Panels& out,
-                                      int64_t queries, int64_t keys, int64_t panels) {
+                                      int64_t queries, int64_t keys, int64_t panels,
+                                      bool accumulate) {
   const int64_t NR = panel_width();
   for (int64_t panel = 0; panel < panels; ++panel) {
     for (int64_t m = 0; m < keys;) {
       const int64_t rows = std::min({static_cast<int64_t>(kTileRows), keys - m, NR - m % NR});
       const int64_t first = std::min(m, queries);
       multiply_rows<true>(rows, lower.at(first, m / NR) + m % NR, 0, right.at(first, panel),
-                          nullptr, out.at(m, panel), queries - first);
+                          accumulate ? out.at(m, panel) : nullptr, out.at(m, panel),
+                          queries - first);
       m += rows;
     }
   }

@@ -70,7 +70,7 @@ struct KeyState {
   void clear(const HeadPlan& head) const {
     std::fill_n(S.data, panel_floats(head.M, head.E), 0.0f);
     std::fill_n(z, num_panels(head.M) * panel_width(), 0.0f);
-    std::fill_n(c, head.M, head.positive ? kNoKey : 0.0f);
+    std::fill_n(c, head.M, kNoKey);
     std::fill_n(c + head.M, num_panels(head.M) * panel_width() - head.M, -kNoKey);
   }
 };
@@ -81,14 +81,10 @@ inline HWY_NOINLINE void merge(const HeadPlan& head, const KeyState& other, cons
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const float* other_c = other.c;
   for (int64_t f = 0; f < head.M; ++f) {
-    float mine = 1.0f;
-    float theirs = 1.0f;
-    if (head.positive) {
-      const float top = std::max(into.c[f], other_c[f]);
-      mine = std::exp2(into.c[f] - top);
-      theirs = std::exp2(other_c[f] - top);
-      into.c[f] = top;
-    }
+    const float top = std::max(into.c[f], other_c[f]);
+    const float mine = std::exp2(into.c[f] - top);
+    const float theirs = std::exp2(other_c[f] - top);
+    into.c[f] = top;
     into.z[f] = into.z[f] * mine + other.z[f] * theirs;
     for (int64_t panel = 0; panel < num_panels(head.E); ++panel) {
       float* row = into.S.at(f, panel);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the caller's rows to logits and back: constants and packed matrices of each head, packing of
-// tokens, prefetching, and the projection. Exponents are in base 2: tokens of the positive map are
+// From the caller's rows to logits and back: what a head's map is made of, packing of tokens,
+// prefetching, and the projection. Exponents are in base 2: tokens of log-linear maps are
 // multiplied by log2(e) on packing.
 
 // clang-format off
@@ -16,13 +16,12 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <numbers>
 #include <type_traits>
-#include <vector>
 
 #include "favor/elements-inl.h"
 #include "favor/plan.h"
 #include "favor/simd-inl.h"
-#include "hwy/aligned_allocator.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace favor {
@@ -39,21 +38,43 @@ inline constexpr int64_t kCausalChunk = kChunk / 2;
 /// below every logit of a key whose norm is below 1e14.
 inline constexpr float kNoKey = -1e30f;
 
-/// One head's constants and its random matrix, packed for the products.
+/// A random matrix, packed for the products.
+struct Matrix {
+  Panels columns;  ///< [D, M] right operand of the projection
+  Panels rows;     ///< [M, D] right operand of the gradients, left operand of transposed logits
+};
+
+/// What one side of a head's map is made of. Exponents are in base 2.
+struct MapSide {
+  Matrix matrix;
+  const float* norm;   ///< [D] padded: factors of a packed token's squares in half_norm |x|^2,
+                       ///< where the dimensions differ; else null
+  const float* shift;  ///< [M] padded: added to the features' exponents; null: nothing
+  float constant;      ///< added to the exponents of all features of maps known by their values
+  float floor;         ///< exponent of what eps adds to each feature of a log-linear map
+};
+
+/// One head's constants and its random matrices.
 struct HeadPlan {
-  bool positive;
-  bool identity;        ///< no projection: the logits are the tokens
+  FeatureMapKind map;
+  bool log_linear;
+  bool identity;  ///< no projection: the logits are the tokens
+  bool renormalize;
+  bool whole_queries;   ///< |q|^2 and constants of a query matter to the output
+  bool has_floor;       ///< log-linear with an epsilon
+  bool official;        ///< the floors are relative to the largest logit
+  bool keeps_slopes;    ///< derivatives by the logits are kept, not told from the features
   float token_scale;    ///< multiplies q and k on packing
   float out_scale;      ///< multiplies gradients of the logits on their way to dq and dk
-  float half_norm;      ///< h = half_norm |k|^2, the positive map's -|x|^2/2 in base 2
-  float norm_gradient;  ///< dk -= norm_gradient * k * (sum of the key's logit gradients)
+  float half_norm;      ///< half_norm |x|^2 is subtracted from the exponents of x's features
+  float norm_gradient;  ///< dx -= norm_gradient x (sum of the gradients of x's exponents)
   float eps;
   // Where the backward pass tells relu's active side from the other: features of u <= 0 are eps,
   // those of u > 0 at least eps_active, with eps_border between.
   float eps_border, eps_active;
   int64_t D, E, M;
-  Panels columns;  ///< [D, M] right operand of the projection
-  Panels rows;     ///< [M, D] right operand of the gradients, left operand of transposed logits
+  const float* quarters;  ///< [M] padded: 0 for trig's sines, 1 for its cosines; null: another map
+  MapSide query, key;
 };
 
 /// Copies n rows of `cols` elements into panel layout, multiplied by `multiplier`; rows whose
@@ -144,104 +165,96 @@ struct NextRows {
       : first(begin), last(std::max(begin, std::min(begin + rows, end))) {}
 };
 
+/// sum_l weight_l x_l^2 of a packed row.
+inline HWY_NOINLINE float weighted_square(const Panels& tokens, int64_t r, int64_t cols,
+                                          const float* HWY_RESTRICT weight) {
+  const FloatTag d;
+  const int64_t N = static_cast<int64_t>(hn::Lanes(d));
+  const int64_t NR = 2 * N;
+  Vector sum = hn::Zero(d);
+  for (int64_t c = 0; c < num_panels(cols) * NR; c += N) {
+    const Vector x = hn::LoadU(d, tokens.at(r, c / NR) + c % NR);
+    sum = hn::MulAdd(hn::Mul(hn::LoadU(d, weight + c), x), x, sum);
+  }
+  return hn::GetLane(hn::SumOfLanes(d, sum));
+}
+
+/// What the norm of row r, packed in `tokens` from x, takes from the exponents of its features.
+inline float half_norm(const HeadPlan& head, const MapSide& side, const InputElements& x,
+                       const Panels& tokens, int64_t r) {
+  if (head.half_norm == 0.0f) {
+    return 0.0f;
+  }
+  if (side.norm == nullptr) {
+    return head.half_norm * dot(x, x, head.D);
+  }
+  return weighted_square(tokens, r, head.D, side.norm);
+}
+
 /// A chunk of packed keys and values.
 struct KeyChunk {
   Panels tokens;  ///< [C, D]
   Panels values;  ///< [C, E]
-  float* offset;  ///< [C] h of the positive map, infinite for a masked key; else weight 1 or 0
+  float* offset;  ///< [C] subtracted from the exponents of a key's features; +inf: masked
+  float* floor;   ///< [C] exponents of what eps adds to the features; with has_floor only
+  float* weight;  ///< [C] factors of the features of maps known by their values
 
   void place(ScratchLayout& layout, const HeadPlan& head, int64_t rows) {
     tokens = {layout.take(panel_floats(rows, head.D)), rows};
     values = {layout.take(panel_floats(rows, head.E)), rows};
     offset = layout.take(rows);
+    floor = layout.take(rows);
+    weight = layout.take(rows);
   }
 
-  /// Reads n keys from key j of the batch item on. Masked ones become zeros without being read.
+  /// Reads n keys from key j of the item on. Masked ones become zeros without being read.
   HWY_NOINLINE void load(const Plan<float>& plan, const HeadPlan& head, const Item& item, int64_t j,
                          int64_t n) const {
     if (n == 0) {
       return;
     }
+    uint8_t skipped[kChunk];
     const uint8_t* skip = plan.mask_row(item.b);
     skip = skip == nullptr ? nullptr : skip + j;
-    const int64_t stride = plan.k.strides[2];
-    const InputElements k = plan.k.row(item.b, item.h, j);
-    pack_rows(k, stride, n, head.D, head.token_scale, skip, tokens);
-    pack_rows(plan.v.row(item.b, item.h, j), plan.v.strides[2], n, head.E, 1.0f, skip, values);
-    for (int64_t r = 0; r < n; ++r) {
-      const bool skipped = skip != nullptr && skip[r] != 0;
-      if (!head.positive) {
-        offset[r] = skipped ? 0.0f : 1.0f;
-      } else if (skipped) {
-        offset[r] = std::numeric_limits<float>::infinity();
-      } else {
-        offset[r] = head.half_norm * dot(k + r * stride, k + r * stride, head.D);
+    const float* log_weight = plan.log_weight_row(item.b, item.g);
+    if (log_weight != nullptr) {
+      for (int64_t r = 0; r < n; ++r) {
+        skipped[r] = plan.allows_key(item.b, item.g, j + r) ? 0 : 1;
       }
+      skip = skipped;
+    }
+    const int64_t stride = plan.k.strides[2];
+    const InputElements k = plan.k.row(item.b, item.g, j);
+    pack_rows(k, stride, n, head.D, head.token_scale, skip, tokens);
+    pack_rows(plan.v.row(item.b, item.g, j), plan.v.strides[2], n, head.E, 1.0f, skip, values);
+    for (int64_t r = 0; r < n; ++r) {
+      constexpr float kInfinity = std::numeric_limits<float>::infinity();
+      if (skip != nullptr && skip[r] != 0) {
+        offset[r] = kInfinity;
+        floor[r] = -kInfinity;
+        continue;
+      }
+      const float weight_exponent =
+          log_weight == nullptr ? 0.0f : std::numbers::log2e_v<float> * log_weight[j + r];
+      offset[r] = half_norm(head, head.key, k + r * stride, tokens, r) - weight_exponent;
+      floor[r] = head.key.floor + weight_exponent;
     }
   }
 };
 
-/// Logits of n packed tokens for the features of one panel, [n, NR]: in `buffer`, or where the
-/// tokens lie if there is no projection.
-inline const float* project(const HeadPlan& head, const Panels& tokens, int64_t n, int64_t panel,
-                            float* buffer) {
+/// Logits of n packed tokens of one side for the features of one panel, [n, NR]: in `buffer`, or
+/// where the tokens lie if there is no projection.
+inline const float* project(const HeadPlan& head, const MapSide& side, const Panels& tokens,
+                            int64_t n, int64_t panel, float* buffer) {
   if (head.identity) {
     return tokens.at(0, panel);
   }
   const Panels out{buffer, kChunk};
-  const Panels right{head.columns.at(0, panel), head.columns.rows};
+  const Panels& columns = side.matrix.columns;
+  const Panels right{columns.at(0, panel), columns.rows};
   multiply<false>(tokens, right, out, 0, n, 0, 1, head.D);
   return buffer;
 }
-
-/// The constants and packed matrices of every head of a call.
-class HeadPlans {
- public:
-  explicit HeadPlans(const Plan<float>& plan) : shared_(plan.P == 1) {
-    const double log2e = 1.4426950408889634;
-    HeadPlan head;
-    head.positive = plan.feature_map == FeatureMapKind::kPositive;
-    head.identity = plan.projection == nullptr;
-    head.D = plan.D;
-    head.E = plan.E;
-    head.M = plan.M;
-    const double root = std::sqrt(plan.scale);
-    head.token_scale = static_cast<float>(head.positive ? log2e : head.identity ? root : 1.0);
-    head.out_scale = static_cast<float>(head.identity ? root : 1.0);
-    head.half_norm = static_cast<float>(0.5 * plan.scale * log2e);
-    head.norm_gradient = static_cast<float>(plan.scale);
-    head.eps = static_cast<float>(plan.eps);
-    head.eps_border = static_cast<float>(plan.eps * (1 + 0x1p-21));
-    head.eps_active = static_cast<float>(plan.eps * (1 + 0x1p-20));
-    if (head.identity) {
-      heads_.push_back(head);
-      return;
-    }
-    const int64_t cols_floats = panel_floats(plan.D, plan.M);
-    const int64_t rows_floats = panel_floats(plan.M, plan.D);
-    memory_ =
-        hwy::AllocateAligned<float>(static_cast<size_t>(plan.P * (cols_floats + rows_floats)));
-    for (int64_t p = 0; p < plan.P; ++p) {
-      float* base = memory_.get() + p * (cols_floats + rows_floats);
-      head.columns = {base, plan.D};
-      head.rows = {base + cols_floats, plan.M};
-      pack_rows(plan.projection + p * plan.M * plan.D, plan.D, plan.M, plan.D,
-                static_cast<float>(root), nullptr, head.rows);
-      std::fill_n(head.columns.data, cols_floats, 0.0f);
-      transpose(head.rows, plan.M, plan.D, head.columns);
-      heads_.push_back(head);
-    }
-  }
-
-  const HeadPlan& operator[](int64_t h) const {
-    return heads_[static_cast<size_t>(shared_ ? 0 : h)];
-  }
-
- private:
-  bool shared_;
-  hwy::AlignedFreeUniquePtr<float[]> memory_;
-  std::vector<HeadPlan> heads_;
-};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace favor
