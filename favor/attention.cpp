@@ -41,6 +41,21 @@ void check_map_parameters(const char* op, const AttentionParams<T>& params, int6
   }
 }
 
+/// Replaces structured matrices by dense ones where the kernels have no transform for them: maps
+/// that change or double the rows, and blocks that are too large.
+template <class T>
+void expand_structured(Plan<T>& plan) {
+  if (plan.structured == nullptr) return;
+  const bool changes_rows = is_fitted(plan.feature_map) || plan.rows != plan.M;
+  if (!changes_rows && plan.structured->block_rows <= kLargestFastBlock) return;
+  for (int64_t p = 0; p < plan.P; ++p) {
+    const std::vector<float> dense = plan.structured[p].to_dense();
+    plan.expanded.insert(plan.expanded.end(), dense.begin(), dense.end());
+  }
+  plan.projection = plan.expanded.data();
+  plan.structured = nullptr;
+}
+
 /// Checks the feature map and its matrix; sets M, R, P and what the map is made of.
 template <class T>
 void plan_feature_map(const char* op, const AttentionParams<T>& params, Plan<T>& plan) {
@@ -48,7 +63,10 @@ void plan_feature_map(const char* op, const AttentionParams<T>& params, Plan<T>&
   const std::string map = to_string(kind);
   plan.feature_map = kind;
   plan.projection = params.projection;
-  if (params.projection == nullptr) {
+  plan.structured = params.structured;
+  FAVOR_CHECK(params.projection == nullptr || params.structured == nullptr, op,
+              ": projection and structured are both given, expected one of them");
+  if (!has_projection(params)) {
     FAVOR_CHECK(!estimates_softmax(kind), op, ": projection is null, expected an [M, D] matrix ",
                 "(feature_map ", map, " is random)");
     FAVOR_CHECK(params.num_features == 0 || params.num_features == plan.D, op, ": num_features is ",
@@ -68,6 +86,16 @@ void plan_feature_map(const char* op, const AttentionParams<T>& params, Plan<T>&
   plan.rows = num_projection_rows(kind, plan.M);
   FAVOR_CHECK(num_state_features(kind, plan.rows) == plan.M, op, ": num_features is ", plan.M,
               ", expected an even number (feature_map ", map, " makes two of each row)");
+  for (int64_t p = 0; params.structured != nullptr && p < plan.P; ++p) {
+    const StructuredProjection& matrix = params.structured[p];
+    FAVOR_CHECK(matrix.num_features == plan.rows && matrix.head_dim == plan.D, op, ": structured[",
+                p, "] is a matrix of ", matrix.num_features, " x ", matrix.head_dim, ", expected ",
+                plan.rows, " x ", plan.D);
+    FAVOR_CHECK(matrix.is_complete(), op, ": structured[", p, "] has ", matrix.signs.size(),
+                " words of signs and ", matrix.row_scales.size(), " scales in blocks of ",
+                matrix.block_rows, " rows, expected what draw_structured_projection gives");
+  }
+  expand_structured(plan);
   plan.scale = resolve_scale(params, plan.D);
   FAVOR_CHECK(std::isfinite(plan.scale) && plan.scale > 0, op, ": scale is ", plan.scale,
               ", expected a finite number above 0");

@@ -145,7 +145,7 @@ class CausalBackward {
     product_ = {layout.take(panel_floats(kCausalChunk, std::max(head_.D, head_.E))), kCausalChunk};
     z_added_ = layout.take(panels_ * panel_width());
     row_sums_ = layout.take(kCausalChunk * panel_width() / 2);
-    buffer_ = layout.take(panel_floats(kCausalChunk, 1));
+    buffer_ = layout.take(logit_floats(head_));
     own_ = layout.take(kCausalChunk);
   }
 
@@ -432,7 +432,7 @@ class CausalBackward {
   Panels product_;              ///< [C, D] or [C, E]
   float* z_added_;              ///< [M] padded
   float* row_sums_;             ///< [C, N]
-  float* buffer_;               ///< [C, NR]
+  float* buffer_;               ///< of project()
   float* own_;                  ///< [C] stabilisers of the rows; of maps known by their values
 };
 

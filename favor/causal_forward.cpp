@@ -129,11 +129,11 @@ class CausalForward {
     queries_ = {layout.take(panel_floats(kCausalChunk, head_.D)), kCausalChunk};
     features_ = {layout.take(panel_floats(kCausalChunk, head_.M)), kCausalChunk};
     features_transposed_ = {layout.take(panel_floats(head_.M, kCausalChunk)), head_.M};
-    query_.place(layout, head_.M, kCausalChunk);
+    query_.place(layout, head_, kCausalChunk);
     scores_ = {layout.take(panel_floats(kCausalChunk, kCausalChunk)), kCausalChunk};
     sums_ = {layout.take(panel_floats(kCausalChunk, head_.E)), kCausalChunk};
     row_sums_ = layout.take(kCausalChunk);
-    buffer_ = layout.take(panel_floats(kCausalChunk, 1));
+    buffer_ = layout.take(logit_floats(head_));
     own_ = layout.take(kCausalChunk);
     if (plan_.group() > 1) {
       undo_.place(layout, head_);
@@ -325,7 +325,7 @@ class CausalForward {
   QueryFeatures query_;
   Panels scores_;    ///< [C, C]
   float* row_sums_;  ///< [C]
-  float* buffer_;    ///< [C, NR]
+  float* buffer_;    ///< of project()
   float* own_;       ///< [C] stabilisers of the rows; of maps known by their values
   // The state before it was raised, where several query heads may ask for it again.
   KeyState undo_;

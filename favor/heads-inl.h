@@ -26,7 +26,7 @@ HWY_BEFORE_NAMESPACE();
 namespace favor {
 namespace HWY_NAMESPACE {
 
-/// Largest logits of n packed tokens, one per row; `top` [n]. buffer: [C, NR].
+/// Largest logits of n packed tokens, one per row; `top` [n]. buffer: of project().
 inline HWY_NOINLINE void largest_logits(const HeadPlan& head, const MapSide& side,
                                         const Panels& tokens, int64_t n, float* buffer,
                                         float* HWY_RESTRICT top) {
@@ -61,7 +61,7 @@ inline HeadPlan head_constants(const Plan<float>& plan) {
   HeadPlan head = HeadPlan();
   head.map = map;
   head.log_linear = is_log_linear(map);
-  head.identity = plan.projection == nullptr;
+  head.identity = plan.projection == nullptr && plan.structured == nullptr;
   head.renormalize = plan.renormalize;
   head.has_floor = head.log_linear && plan.eps > 0;
   head.official = plan.official && head.has_floor;
@@ -159,12 +159,12 @@ class HeadPlans {
  private:
   struct ItemScratch {
     KeyChunk keys;
-    float* buffer;  ///< [C, NR]
+    float* buffer;  ///< of project()
     float* row;     ///< [D]
 
     void place(ScratchLayout& layout, const HeadPlan& head) {
       keys.place(layout, head, kChunk);
-      buffer = layout.take(panel_floats(kChunk, 1));
+      buffer = layout.take(logit_floats(head));
       row = layout.take(std::max(head.D, kChunk));
     }
   };
@@ -196,6 +196,12 @@ class HeadPlans {
   }
 
   void place(ScratchLayout& layout, Matrix& matrix) const {
+    if (plan_.structured != nullptr) {
+      matrix.hadamard.signs = layout.take(HadamardMatrix::floats(plan_.structured[0]));
+      matrix.hadamard.size = plan_.structured[0].block_rows;
+      matrix.hadamard.features = HadamardMatrix::padded_features(plan_.structured[0]);
+      return;
+    }
     matrix.columns = {layout.take(panel_floats(plan_.D, plan_.M)), plan_.D};
     matrix.rows = {layout.take(panel_floats(plan_.M, plan_.D)), plan_.M};
   }
@@ -218,12 +224,19 @@ class HeadPlans {
     if (head.identity) {
       return head;
     }
-    const float* rows = plan_.projection + (plan_.P == 1 ? 0 : g) * R * head.D;
+    const int64_t p = plan_.P == 1 ? 0 : g;
+    const auto root = static_cast<float>(std::sqrt(plan_.scale));
+    if (plan_.structured != nullptr) {
+      head.query.matrix.hadamard =
+          pack_hadamard(plan_.structured[p], root, head.query.matrix.hadamard.signs);
+      head.key.matrix = head.query.matrix;
+      return head;
+    }
+    const float* rows = plan_.projection + p * R * head.D;
     if (is_fitted(head.map)) {
       set_fitted(rows, parameters, head);
       return head;
     }
-    const auto root = static_cast<float>(std::sqrt(plan_.scale));
     const Matrix& matrix = head.query.matrix;
     pack_rows(rows, head.D, R, head.D, root, nullptr, matrix.rows);
     if (R < head.M) {

@@ -20,6 +20,7 @@
 #include <type_traits>
 
 #include "favor/elements-inl.h"
+#include "favor/hadamard-inl.h"
 #include "favor/plan.h"
 #include "favor/simd-inl.h"
 
@@ -42,6 +43,7 @@ inline constexpr float kNoKey = -1e30f;
 struct Matrix {
   Panels columns;  ///< [D, M] right operand of the projection
   Panels rows;     ///< [M, D] right operand of the gradients, left operand of transposed logits
+  HadamardMatrix hadamard;  ///< takes the place of both if its size is not 0
 };
 
 /// What one side of a head's map is made of. Exponents are in base 2.
@@ -75,6 +77,17 @@ struct HeadPlan {
   int64_t D, E, M;
   const float* quarters;  ///< [M] padded: 0 for trig's sines, 1 for its cosines; null: another map
   MapSide query, key;
+
+  /// Panels of logits that come at a time.
+  int64_t unit_panels() const {
+    const HadamardMatrix& hadamard = query.matrix.hadamard;
+    return hadamard.size == 0 ? 1 : hadamard.unit_panels();
+  }
+  /// Features, up to the border of the last unit.
+  int64_t padded_features() const {
+    const HadamardMatrix& hadamard = query.matrix.hadamard;
+    return hadamard.size == 0 ? num_panels(M) * panel_width() : hadamard.features;
+  }
 };
 
 /// Copies n rows of `cols` elements into panel layout, multiplied by `multiplier`; rows whose
@@ -242,18 +255,38 @@ struct KeyChunk {
   }
 };
 
-/// Logits of n packed tokens of one side for the features of one panel, [n, NR]: in `buffer`, or
-/// where the tokens lie if there is no projection.
+/// Floats of the buffer that project() takes.
+inline int64_t logit_floats(const HeadPlan& head) {
+  return head.unit_panels() * panel_floats(kChunk, 1);
+}
+
+/// Writes logits of n packed tokens of one side for the features of one panel, [n, NR], to `to` in
+/// a matrix whose panels are `stride` floats apart. With a structured matrix the first panel of a
+/// unit brings those of the whole unit, and the others nothing.
+inline HWY_NOINLINE void project_to(const HeadPlan& head, const MapSide& side,
+                                    const Panels& tokens, int64_t n, int64_t panel, float* to,
+                                    int64_t stride) {
+  const Matrix& matrix = side.matrix;
+  if (matrix.hadamard.size == 0) {
+    const Panels right{matrix.columns.at(0, panel), matrix.columns.rows};
+    multiply<false>(tokens, right, Panels{to, kChunk}, 0, n, 0, 1, head.D);
+  } else if (panel % head.unit_panels() == 0) {
+    hadamard_logits(matrix.hadamard, tokens, head.D, n, panel / head.unit_panels(), to, stride);
+  }
+}
+
+/// Logits of n packed tokens of one side for the features of one panel, [n, NR]: in `buffer`,
+/// logit_floats long, or where the tokens lie if there is no projection. Panels are to be asked for
+/// in turn.
 inline const float* project(const HeadPlan& head, const MapSide& side, const Panels& tokens,
                             int64_t n, int64_t panel, float* buffer) {
   if (head.identity) {
     return tokens.at(0, panel);
   }
-  const Panels out{buffer, kChunk};
-  const Panels& columns = side.matrix.columns;
-  const Panels right{columns.at(0, panel), columns.rows};
-  multiply<false>(tokens, right, out, 0, n, 0, 1, head.D);
-  return buffer;
+  const Panels unit{buffer, kChunk};
+  float* place = unit.at(0, panel % head.unit_panels());
+  project_to(head, side, tokens, n, panel, place, unit.stride());
+  return place;
 }
 
 }  // namespace HWY_NAMESPACE
