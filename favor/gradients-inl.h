@@ -126,12 +126,12 @@ inline HWY_NOINLINE void key_logit_gradients(const HeadPlan& head,
   }
 }
 
-/// Turns gradients of the logits [n, M] into rows of dq or dk: their product with the matrix, less
-/// what the key's own norm takes (row_sums null: nothing).
-inline HWY_NOINLINE void token_gradients(const HeadPlan& head, const Panels& dlogits, int64_t n,
-                                         const Panels& tokens, const float* row_sums,
-                                         const Panels& product, const OutputElements& to,
-                                         int64_t stride) {
+/// Gradients of n tokens from those of their logits [n, M], without head.out_scale: their product
+/// with the matrix, less what the token's own norm takes (row_sums null: nothing). In `product`, or
+/// in place if there is no matrix.
+inline HWY_NOINLINE Panels token_gradient_panels(const HeadPlan& head, const Panels& dlogits,
+                                                 int64_t n, const Panels& tokens,
+                                                 const float* row_sums, const Panels& product) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
@@ -152,6 +152,15 @@ inline HWY_NOINLINE void token_gradients(const HeadPlan& head, const Panels& dlo
       }
     }
   }
+  return result;
+}
+
+/// Writes these gradients to rows of dq or dk.
+inline HWY_NOINLINE void token_gradients(const HeadPlan& head, const Panels& dlogits, int64_t n,
+                                         const Panels& tokens, const float* row_sums,
+                                         const Panels& product, const OutputElements& to,
+                                         int64_t stride) {
+  const Panels result = token_gradient_panels(head, dlogits, n, tokens, row_sums, product);
   float scales[kChunk];
   std::fill_n(scales, n, head.out_scale);
   unpack_rows(result, n, head.D, scales, to, stride);

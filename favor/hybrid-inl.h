@@ -16,9 +16,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
+#include <numbers>
 
-#include "favor/bidirectional-inl.h"
 #include "favor/exact_plan.h"
+#include "favor/features-inl.h"
+#include "favor/state-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace favor {
@@ -59,6 +62,56 @@ class FarSteps {
   bool later_;
   int64_t begin_, count_;
 };
+
+/// One key head of one segment, with the query heads that use it.
+struct FarItem {
+  int64_t b, g;
+  Segment segment;
+
+  FarItem(const ExactPlan<float>& plan, int64_t index) {
+    const auto segments = static_cast<int64_t>(plan.segments.size());
+    b = index / segments / plan.G;
+    g = index / segments % plan.G;
+    segment = plan.segments[static_cast<size_t>(index % segments)];
+  }
+  static int64_t count(const ExactPlan<float>& plan) {
+    return plan.B * plan.G * static_cast<int64_t>(plan.segments.size());
+  }
+};
+
+/// The scores of far keys are sums over features of 2^(query logit + key logit - this): what a
+/// query's logits leave out while they stand in a ratio, |q|^2 / 2 and the number of features.
+inline double query_offset(const HeadPlan& head, const InputElements& q) {
+  return double{head.half_norm * dot(q, q, head.D)} + std::log2(static_cast<double>(head.M));
+}
+
+/// Packs n keys from position `j` of the segment on, at most kChunk; those that are masked, or
+/// whose weight is 0, become zeros without being read. Returns whether any takes part.
+inline HWY_NOINLINE bool load_far_keys(const Plan<float>& plan, const ExactPlan<float>& exact,
+                                       const HeadPlan& head, const FarItem& item, int64_t j,
+                                       int64_t n, const KeyChunk& to) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  j += item.segment.k_begin;
+  const uint8_t* mask = exact.mask_row(item.b);
+  const float* weights = exact.weight_row(item.b, item.g);
+  uint8_t skip[kChunk];
+  bool any = false;
+  for (int64_t r = 0; r < n; ++r) {
+    const float weight = weights == nullptr ? 0.0f : weights[j + r];
+    skip[r] = (mask != nullptr && mask[j + r] != 0) || weight == -kInfinity;
+    if (skip[r] != 0) {
+      to.offset[r] = kInfinity;
+    } else {
+      const InputElements k = plan.k.row(item.b, item.g, j + r);
+      to.offset[r] = head.half_norm * dot(k, k, head.D) - weight * std::numbers::log2e_v<float>;
+      any = true;
+    }
+  }
+  pack_rows(plan.k.row(item.b, item.g, j), plan.k.strides[2], n, head.D, head.token_scale, skip,
+            to.tokens);
+  pack_rows(plan.v.row(item.b, item.g, j), plan.v.strides[2], n, head.E, 1.0f, skip, to.values);
+  return any;
+}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace favor

@@ -365,6 +365,8 @@ AttentionParams<T> make_params(const Problem& p, const std::vector<T>& projectio
   params.num_projections = p.spec.projection == ProjectionUse::kPerHead ? p.spec.G() : 1;
   params.num_features = projection.empty() ? 0 : p.spec.M;
   params.key_padding_mask = p.mask.empty() ? nullptr : p.mask.data();
+  params.window = p.spec.exact ? 0 : p.spec.window;
+  params.sinks = p.spec.exact ? 0 : p.spec.sinks;
   params.cu_seqlens_q = p.spec.cu_seqlens_q;
   params.cu_seqlens_k = p.spec.cu_seqlens_k;
   return params;
