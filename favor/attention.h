@@ -36,10 +36,6 @@ enum class Compatibility {
   kOfficial,
 };
 
-/// What calls on elements of type T compute in, and keep beside them: float for the 16-bit types.
-template <class T>
-using Compute = std::conditional_t<sizeof(T) == 2, float, T>;
-
 /// What every pass of one attention call needs beside q, k and v.
 template <class T>
 struct AttentionParams {

@@ -516,15 +516,11 @@ Results<float> run_kernel_on(const Problem& p, Passes passes) {
   const AttentionParams<float>& params = owned.value;
   const bool both = passes != Passes::kForward;
   if (c.exact) {
-    if constexpr (std::is_same_v<T, float>) {
-      const ExactParams<float> exact = exact_params(c, params);
-      exact_forward<float>(exact, q.view(), k.view(), v.view(), out.view(), saved.normalizer);
-      if (both) {
-        exact_backward<float>(exact, q.view(), k.view(), v.view(), out.view(), dout.view(),
-                              saved.normalizer, dq.view(), dk.view(), dv.view());
-      }
-    } else {
-      throw std::logic_error("run_kernel: exact attention takes float only");
+    const ExactParams<float> exact = exact_params(c, params);
+    exact_forward<T>(exact, q.view(), k.view(), v.view(), out.view(), saved.normalizer);
+    if (both) {
+      exact_backward<T>(exact, q.view(), k.view(), v.view(), out.view(), dout.view(),
+                        saved.normalizer, dq.view(), dk.view(), dv.view());
     }
   } else if (c.causal) {
     causal_forward<T>(params, q.view(), k.view(), v.view(), out.view(), &saved);
