@@ -10,6 +10,7 @@
 #include <new>
 #include <string>
 
+#include "favor/hybrid_plan.h"
 #include "favor/isa.h"
 #include "favor/parallel.h"
 #include "favor/plan.h"
@@ -126,7 +127,7 @@ void plan_feature_map(const char* op, const AttentionParams<T>& params, Plan<T>&
   }
 }
 
-/// Checks masks, weights, window and sinks.
+/// Checks masks, weights, window and sinks, after plan_feature_map.
 template <class T>
 void plan_masks(const char* op, const AttentionParams<T>& params, Plan<T>& plan) {
   plan.key_padding_mask = params.key_padding_mask;
@@ -135,8 +136,18 @@ void plan_masks(const char* op, const AttentionParams<T>& params, Plan<T>& plan)
   check_key_log_weight(op, params, plan.B, plan.G, plan.S);
   FAVOR_CHECK(params.window >= 0, op, ": window is ", params.window, ", expected 0 or more tokens");
   FAVOR_CHECK(params.sinks >= 0, op, ": sinks is ", params.sinks, ", expected 0 or more tokens");
-  FAVOR_CHECK(params.window == 0 && params.sinks == 0, op, ": window and sinks are ", params.window,
-              " and ", params.sinks, ", expected 0 and 0 (features only)");
+  FAVOR_CHECK(params.window > 0 || params.sinks == 0, op, ": sinks is ", params.sinks,
+              ", expected 0 (without a window every key goes through features)");
+  if (params.window > 0) {
+    const FeatureMapKind kind = params.feature_map;
+    FAVOR_CHECK(estimates_softmax(kind) && is_log_linear(kind), op, ": window is ", params.window,
+                ", expected 0 (feature_map ", to_string(kind),
+                " has no scores to join exact ones)");
+    FAVOR_CHECK(plan.eps == 0, op, ": feature_eps is ", plan.eps, ", expected 0 (with a window)");
+    FAVOR_CHECK(plan.renormalize, op, ": renormalize is false, expected true (with a window)");
+  }
+  plan.window = params.window;
+  plan.sinks = params.sinks;
 }
 
 template <class T>
@@ -195,6 +206,8 @@ void check_stream(const char* op, const Plan<T>& plan, const DecodeState* initia
               " (as k, because a state is given or asked for)");
   FAVOR_CHECK(plan.num_segments() == 1, op, ": there are ", plan.num_segments(),
               " segments, expected 1 (a state is given or asked for)");
+  FAVOR_CHECK(plan.window == 0, op, ": window is ", plan.window,
+              ", expected 0 (a state is given or asked for)");
   if (initial != nullptr) {
     check_state(op, "initial", plan, *initial);
   }
@@ -214,6 +227,9 @@ void check_causal(const char* op, const Plan<T>& plan) {
 bool kernels_serve(const Plan<float>& plan) {
   const bool relu = plan.feature_map == FeatureMapKind::kRelu;
   const bool positive = plan.feature_map == FeatureMapKind::kPositive && plan.eps == 0;
+  if (plan.window > 0) {
+    return positive;
+  }
   return (relu || positive) && plan.renormalize && plan.G == plan.H &&
          plan.key_log_weight == nullptr;
 }
@@ -228,6 +244,8 @@ void decode_step_on(const AttentionParams<float>& params, View4<const T> q, View
               ", expected 1 and 1");
   FAVOR_CHECK(plan.num_segments() == 1, op, ": there are ", plan.num_segments(),
               " segments, expected 1");
+  FAVOR_CHECK(plan.window == 0, op, ": window is ", plan.window,
+              ", expected 0 (the state holds no keys)");
   check_shape(op, "out", out, {plan.B, plan.H, 1, plan.E}, "[B, H, 1, E]");
   check_state(op, "state", plan, state);
   if (kernels_serve(plan)) {
@@ -315,7 +333,11 @@ void bidirectional_forward(const AttentionParams<Compute<T>>& params, View4<cons
   const Plan<Compute<T>> plan = make_plan(op, params, q, k, v);
   check_shape(op, "out", out, {plan.B, plan.H, plan.L, plan.E}, "[B, H, L, E]");
   if constexpr (std::is_same_v<Compute<T>, float>) {
-    bidirectional_forward_kernel(plan, out, saved);
+    if (plan.window > 0) {
+      hybrid_forward_kernel(plan, false, Widened(out).view(), saved);
+    } else {
+      bidirectional_forward_kernel(plan, out, saved);
+    }
   } else {
     reference::bidirectional_forward(params, q, k, v, out, saved);
   }
@@ -330,7 +352,12 @@ void bidirectional_backward(const AttentionParams<Compute<T>>& params, View4<con
   const Plan<Compute<T>> plan = make_plan(op, params, q, k, v);
   check_backward(op, plan, out, dout, saved, dq, dk, dv);
   if constexpr (std::is_same_v<Compute<T>, float>) {
-    bidirectional_backward_kernel(plan, out, dout, saved, dq, dk, dv);
+    if (plan.window > 0) {
+      hybrid_backward_kernel(plan, false, out, dout, saved, Widened(dq).view(), Widened(dk).view(),
+                             Widened(dv).view());
+    } else {
+      bidirectional_backward_kernel(plan, out, dout, saved, dq, dk, dv);
+    }
   } else {
     reference::bidirectional_backward(params, q, k, v, out, dout, saved, dq, dk, dv);
   }
@@ -353,7 +380,11 @@ void causal_forward(const AttentionParams<Compute<T>>& params, View4<const T> q,
     initial = &flushed;
   }
   if constexpr (std::is_same_v<Compute<T>, float>) {
-    causal_forward_kernel(plan, out, saved, initial, final_state);
+    if (plan.window > 0) {
+      hybrid_forward_kernel(plan, true, Widened(out).view(), saved);
+    } else {
+      causal_forward_kernel(plan, out, saved, initial, final_state);
+    }
   } else {
     reference::causal_forward(params, q, k, v, out, saved, initial, final_state);
   }
@@ -367,10 +398,16 @@ void causal_backward(const AttentionParams<Compute<T>>& params, View4<const T> q
   const Plan<Compute<T>> plan = make_plan(op, params, q, k, v);
   check_causal(op, plan);
   check_backward(op, plan, out, dout, saved, dq, dk, dv);
-  FAVOR_CHECK(saved.chunk_starts != nullptr || plan.B * plan.H * plan.L == 0, op,
+  const bool needs_chunks = plan.window == 0 && plan.B * plan.H * plan.L > 0;
+  FAVOR_CHECK(saved.chunk_starts != nullptr || !needs_chunks, op,
               ": saved.chunk_starts is null, expected what the forward pass saved");
   if constexpr (std::is_same_v<Compute<T>, float>) {
-    causal_backward_kernel(plan, out, dout, saved, dq, dk, dv);
+    if (plan.window > 0) {
+      hybrid_backward_kernel(plan, true, out, dout, saved, Widened(dq).view(), Widened(dk).view(),
+                             Widened(dv).view());
+    } else {
+      causal_backward_kernel(plan, out, dout, saved, dq, dk, dv);
+    }
   } else {
     reference::causal_backward(params, q, k, v, out, dout, saved, dq, dk, dv);
   }

@@ -37,10 +37,6 @@ enum class Compatibility {
   kOfficial,
 };
 
-/// What calls on elements of type T compute in, and keep beside them: float for the 16-bit types.
-template <class T>
-using Compute = std::conditional_t<sizeof(T) == 2, float, T>;
-
 /// What every pass of one attention call needs beside q, k and v.
 template <class T>
 struct AttentionParams {
@@ -74,11 +70,14 @@ struct AttentionParams {
   /// it. Null: 0. Carries no gradient.
   const T* key_log_weight = nullptr;
   int64_t num_key_log_weights = 1;  ///< W
-  /// w > 0: keys of the same and the neighbouring blocks of w tokens (causal: the same and the
-  /// block before; counted within the segment) are scored exactly, all others through features.
+  /// Hybrid attention, w > 0: keys of the same and the neighbouring blocks of w tokens (causal: the
+  /// same and the block before; counted within the segment) are scored exactly, all others through
+  /// features, under one normaliser. Needs a log-linear map that estimates softmax, and a
+  /// feature_eps of 0. Saved then keeps the normalizer only. Blocks of 64 tokens or more are
+  /// fastest.
   int64_t window = 0;
-  /// The first keys of each segment, and the last ones too when bidirectional, that are scored
-  /// exactly for every query.
+  /// With a window: the first keys of each segment, and the last ones too when bidirectional, that
+  /// are scored exactly for every query.
   int64_t sinks = 0;
   /// Packed segments: N + 1 ascending offsets from 0 to L (queries) and to S (keys). Segment n of
   /// the queries sees segment n of the keys only. Both empty: one segment. Empty segments are

@@ -253,6 +253,26 @@ TEST(Errors, KeyWeightsAndWindow) {
                [](Call& c) { c.params.key_log_weight = infinite.data(); });
   expect_error("window is -1, expected 0 or more tokens", [](Call& c) { c.params.window = -1; });
   expect_error("sinks is -2, expected 0 or more tokens", [](Call& c) { c.params.sinks = -2; });
+  expect_error("sinks is 2, expected 0 (without a window every key goes through features)",
+               [](Call& c) { c.params.sinks = 2; });
+  expect_error("window is 4, expected 0 (feature_map relu has no scores to join exact ones)",
+               [](Call& c) {
+                 c.params.window = 4;
+                 c.params.feature_map = FeatureMapKind::kRelu;
+               });
+  expect_error("window is 4, expected 0 (feature_map trig has no scores to join exact ones)",
+               [](Call& c) {
+                 c.params.window = 4;
+                 c.params.feature_map = FeatureMapKind::kTrig;
+               });
+  expect_error("feature_eps is 0.5, expected 0 (with a window)", [](Call& c) {
+    c.params.window = 4;
+    c.params.feature_eps = 0.5;
+  });
+  expect_error("renormalize is false, expected true (with a window)", [](Call& c) {
+    c.params.window = 4;
+    c.params.renormalize = false;
+  });
 }
 
 TEST(Errors, Segments) {
@@ -302,6 +322,11 @@ TEST(Errors, States) {
               c.offsets_q = c.offsets_k = {0, 3, 7};
             }),
             "causal_forward: there are 2 segments, expected 1 (a state is given or asked for)");
+  EXPECT_EQ(causal([&](Call& c) {
+              square(c);
+              c.params.window = 3;
+            }),
+            "causal_forward: window is 3, expected 0 (a state is given or asked for)");
   EXPECT_EQ(causal([&](Call& c) {
               square(c);
               c.state = DecodeState(2, 3, 5, 6);

@@ -192,26 +192,6 @@ inline HWY_NOINLINE void score(const KeyBlock& block, const KeyBlock::Rows& rows
   }
 }
 
-/// Adds n rows in panel layout, times `factor`, to rows of floats.
-inline HWY_NOINLINE void add_rows(const Panels& from, int64_t n, int64_t cols, float factor,
-                                  const OutputElements& to, int64_t stride) {
-  const FloatTag d;
-  const int64_t N = static_cast<int64_t>(hn::Lanes(d));
-  const int64_t NR = 2 * N;
-  const Vector scale = hn::Set(d, factor);
-  for (int64_t c = 0; c < cols; c += NR) {
-    const float* HWY_RESTRICT source = from.at(0, c / NR);
-    float* HWY_RESTRICT target = reinterpret_cast<float*>(to.data) + c;
-    const int64_t width = std::min(NR, cols - c);
-    for (int64_t r = 0; r < n; ++r, source += NR, target += stride) {
-      Vector low, high;
-      load_pair(target, width, low, high);
-      store_pair(hn::MulAdd(scale, hn::LoadU(d, source), low),
-                 hn::MulAdd(scale, hn::LoadU(d, source + N), high), target, width);
-    }
-  }
-}
-
 }  // namespace HWY_NAMESPACE
 }  // namespace favor
 HWY_AFTER_NAMESPACE();

@@ -17,11 +17,12 @@ namespace favor {
 namespace {
 
 template <class T>
-ExactPlan<T> make_plan(const char* op, const ExactParams<T>& params, const View4<const T>& q,
-                       const View4<const T>& k, const View4<const T>& v) {
+ExactPlan<Compute<T>> make_plan(const char* op, const ExactParams<Compute<T>>& params,
+                                const View4<const T>& q, const View4<const T>& k,
+                                const View4<const T>& v) {
   apply_isa_limit();
   check_inputs(op, q, k, v);
-  ExactPlan<T> plan;
+  ExactPlan<Compute<T>> plan;
   plan.B = q.sizes[0];
   plan.H = q.sizes[1];
   plan.L = q.sizes[2];
@@ -54,12 +55,12 @@ ExactPlan<T> make_plan(const char* op, const ExactParams<T>& params, const View4
 }  // namespace
 
 template <class T>
-void exact_forward(const ExactParams<T>& params, View4<const T> q, View4<const T> k,
-                   View4<const T> v, View4<T> out, T* normalizer) {
+void exact_forward(const ExactParams<Compute<T>>& params, View4<const T> q, View4<const T> k,
+                   View4<const T> v, View4<T> out, Compute<T>* normalizer) {
   const char* op = "exact_forward";
-  const ExactPlan<T> plan = make_plan(op, params, q, k, v);
+  const ExactPlan<Compute<T>> plan = make_plan(op, params, q, k, v);
   check_shape(op, "out", out, {plan.B, plan.H, plan.L, plan.E}, "[B, H, L, E]");
-  if constexpr (std::is_same_v<T, float>) {
+  if constexpr (std::is_same_v<Compute<T>, float>) {
     exact_forward_kernel(plan, out, normalizer);
   } else {
     reference::exact_forward(params, q, k, v, out, normalizer);
@@ -67,11 +68,11 @@ void exact_forward(const ExactParams<T>& params, View4<const T> q, View4<const T
 }
 
 template <class T>
-void exact_backward(const ExactParams<T>& params, View4<const T> q, View4<const T> k,
-                    View4<const T> v, View4<const T> out, View4<const T> dout, const T* normalizer,
-                    View4<T> dq, View4<T> dk, View4<T> dv) {
+void exact_backward(const ExactParams<Compute<T>>& params, View4<const T> q, View4<const T> k,
+                    View4<const T> v, View4<const T> out, View4<const T> dout,
+                    const Compute<T>* normalizer, View4<T> dq, View4<T> dk, View4<T> dv) {
   const char* op = "exact_backward";
-  const ExactPlan<T> plan = make_plan(op, params, q, k, v);
+  const ExactPlan<Compute<T>> plan = make_plan(op, params, q, k, v);
   check_shape(op, "out", out, {plan.B, plan.H, plan.L, plan.E}, "[B, H, L, E]");
   check_shape(op, "dout", dout, {plan.B, plan.H, plan.L, plan.E}, "as out");
   check_shape(op, "dq", dq, {plan.B, plan.H, plan.L, plan.D}, "as q");
@@ -79,20 +80,22 @@ void exact_backward(const ExactParams<T>& params, View4<const T> q, View4<const 
   check_shape(op, "dv", dv, {plan.B, plan.G, plan.S, plan.E}, "as v");
   FAVOR_CHECK(normalizer != nullptr || plan.B * plan.H * plan.L == 0, op,
               ": normalizer is null, expected what the forward pass wrote");
-  if constexpr (std::is_same_v<T, float>) {
+  if constexpr (std::is_same_v<Compute<T>, float>) {
     exact_backward_kernel(plan, {out, dout, normalizer, dq, dk, dv});
   } else {
     reference::exact_backward(params, q, k, v, out, dout, normalizer, dq, dk, dv);
   }
 }
 
-#define FAVOR_INSTANTIATE(T)                                                                \
-  template void exact_forward<T>(const ExactParams<T>&, View4<const T>, View4<const T>,     \
-                                 View4<const T>, View4<T>, T*);                             \
-  template void exact_backward<T>(const ExactParams<T>&, View4<const T>, View4<const T>,    \
-                                  View4<const T>, View4<const T>, View4<const T>, const T*, \
-                                  View4<T>, View4<T>, View4<T>);
+#define FAVOR_INSTANTIATE(T)                                                                      \
+  template void exact_forward<T>(const ExactParams<Compute<T>>&, View4<const T>, View4<const T>,  \
+                                 View4<const T>, View4<T>, Compute<T>*);                          \
+  template void exact_backward<T>(const ExactParams<Compute<T>>&, View4<const T>, View4<const T>, \
+                                  View4<const T>, View4<const T>, View4<const T>,                 \
+                                  const Compute<T>*, View4<T>, View4<T>, View4<T>);
 FAVOR_INSTANTIATE(float)
+FAVOR_INSTANTIATE(bfloat16)
+FAVOR_INSTANTIATE(float16)
 FAVOR_INSTANTIATE(double)
 #undef FAVOR_INSTANTIATE
 

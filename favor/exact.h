@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 
+#include "favor/half.h"
 #include "favor/tensor_view.h"
 
 namespace favor {
@@ -54,15 +55,15 @@ double resolve_scale(const ExactParams<T>& params, int64_t D) {
 /// denominator; it may be null. O(L S (D + E)) time, with a window O(L (w + sinks) (D + E)).
 /// Scratch per thread O(D + E), whatever L and S are.
 template <class T>
-void exact_forward(const ExactParams<T>& params, View4<const T> q, View4<const T> k,
-                   View4<const T> v, View4<T> out, T* normalizer = nullptr);
+void exact_forward(const ExactParams<Compute<T>>& params, View4<const T> q, View4<const T> k,
+                   View4<const T> v, View4<T> out, Compute<T>* normalizer = nullptr);
 
 /// Gradients of exact_forward, whose `out` and `normalizer` these are; dout [B, H, L, E]. Scratch
 /// per thread O(D + E).
 template <class T>
-void exact_backward(const ExactParams<T>& params, View4<const T> q, View4<const T> k,
-                    View4<const T> v, View4<const T> out, View4<const T> dout, const T* normalizer,
-                    View4<T> dq, View4<T> dk, View4<T> dv);
+void exact_backward(const ExactParams<Compute<T>>& params, View4<const T> q, View4<const T> k,
+                    View4<const T> v, View4<const T> out, View4<const T> dout,
+                    const Compute<T>* normalizer, View4<T> dq, View4<T> dk, View4<T> dv);
 
 }  // namespace favor
 

@@ -25,10 +25,12 @@ constexpr int64_t kQueryBlock = 256;
 constexpr int64_t kSmallQueryBlock = 64;
 constexpr int64_t kEnoughTasks = 8;
 
-/// weights = 2^(score - top) in place for rows of one panel, their sums added to `total`. Returns
-/// whether every exponent is at most kLazyRaise; if not, nothing is to be used.
+/// weights = 2^(score - top) in place for rows of one panel, their sums added to `total`, `peak`
+/// raised to the largest score. Returns whether every exponent is at most kLazyRaise; if not,
+/// nothing is to be used.
 inline HWY_NOINLINE bool exponentials(const KeyBlock::Rows& rows, const float* HWY_RESTRICT top,
-                                      float* HWY_RESTRICT scores, float* HWY_RESTRICT total) {
+                                      float* HWY_RESTRICT scores, float* HWY_RESTRICT total,
+                                      float* HWY_RESTRICT peak) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
@@ -55,6 +57,8 @@ inline HWY_NOINLINE bool exponentials(const KeyBlock::Rows& rows, const float* H
   if (!hn::AllFalse(d, hn::Gt(largest0, limit)) || !hn::AllFalse(d, hn::Gt(largest1, limit))) {
     return false;
   }
+  hn::StoreU(hn::Max(hn::LoadU(d, peak), hn::Add(largest0, top0)), d, peak);
+  hn::StoreU(hn::Max(hn::LoadU(d, peak + N), hn::Add(largest1, top1)), d, peak + N);
   hn::StoreU(hn::Add(hn::LoadU(d, total), sum0), d, total);
   hn::StoreU(hn::Add(hn::LoadU(d, total + N), sum1), d, total + N);
   return true;
@@ -110,6 +114,7 @@ class ExactForward {
     sums_ = {layout.take(panel_floats(kQueryBlock, plan_.E)), kQueryBlock};
     scores_ = layout.take(panel_floats(kKeyBlock, 1));
     top_ = layout.take(kQueryBlock);
+    peak_ = layout.take(kQueryBlock);
     total_ = layout.take(kQueryBlock);
     factor_ = layout.take(panel_width());
   }
@@ -125,6 +130,7 @@ class ExactForward {
     transpose(packed_, n, plan_.D, queries_);
     std::fill_n(sums_.data, panel_floats(kQueryBlock, plan_.E), 0.0f);
     std::fill_n(top_, kQueryBlock, kNoKey);
+    std::fill_n(peak_, kQueryBlock, kNoKey);
     std::fill_n(total_, kQueryBlock, 0.0f);
     seen_ = false;
   }
@@ -145,10 +151,10 @@ class ExactForward {
       if (!seen_) {
         raise(x, rows);
       }
-      if (!exponentials(rows, top_ + x, scores_, total_ + x)) {
+      if (!exponentials(rows, top_ + x, scores_, total_ + x, peak_ + x)) {
         score(block_, rows, plan_.D, queries, first, scores_);
         raise(x, rows);
-        exponentials(rows, top_ + x, scores_, total_ + x);
+        exponentials(rows, top_ + x, scores_, total_ + x, peak_ + x);
       }
       for (int64_t panel = 0; panel < num_panels(plan_.E); ++panel) {
         float* at = sums_.at(x, panel);
@@ -173,7 +179,11 @@ class ExactForward {
     for (int64_t r = 0; r < n; r += N) {
       const Vector total = hn::LoadU(d, total_ + r);
       const auto none = hn::Eq(total, hn::Zero(d));
-      const Vector log = hn::Add(hn::LoadU(d, top_ + r), hn::Log2(d, total));
+      // Relative to the peak, so that one overwhelming score is its own log-sum, to the last bit:
+      // the backward pass then gives it the weight 1 however large it is.
+      const Vector peak = hn::LoadU(d, peak_ + r);
+      const Vector rest = hn::Mul(total, exp2(hn::Sub(hn::LoadU(d, top_ + r), peak)));
+      const Vector log = hn::Add(peak, hn::Log2(d, rest));
       const Vector minus_infinity = hn::Set(d, -std::numeric_limits<float>::infinity());
       hn::StoreU(hn::IfThenElse(none, minus_infinity, log), d, kept + r);
       hn::StoreU(hn::IfThenZeroElse(none, hn::Div(hn::Set(d, 1.0f), total)), d, total_ + r);
@@ -195,6 +205,7 @@ class ExactForward {
   Panels sums_;     ///< [kQueryBlock, E]
   float* scores_;   ///< [kKeyBlock, NR]: one panel of logits, then of weights
   float* top_;      ///< [kQueryBlock] the maxima that weights are relative to
+  float* peak_;     ///< [kQueryBlock] the largest scores
   float* total_;    ///< [kQueryBlock] sums of the weights
   float* factor_;   ///< [NR]
   bool seen_;       ///< some block of keys has been absorbed

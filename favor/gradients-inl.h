@@ -66,7 +66,9 @@ struct QueryGradients {
       } else if (head.renormalize) {
         constexpr float kLargest = std::numeric_limits<float>::max();
         delta[r] = dot(gradient.row(b, h, i + r), out.row(b, h, i + r), head.E);
-        norm[r] = head.log_linear ? kept : std::clamp(1.0f / kept, -kLargest, kLargest);
+        norm[r] = !head.log_linear ? std::clamp(1.0f / kept, -kLargest, kLargest)
+                  : head.has_floor ? kept
+                                   : kept + offset[r];
       } else {
         delta[r] = 0.0f;
         norm[r] = !head.log_linear ? 1.0f : head.has_floor ? 0.0f : offset[r];
@@ -216,12 +218,13 @@ inline float* clear_query_row_sums(const HeadPlan& head, int64_t n, float* row_s
   return row_sums;
 }
 
-/// Turns gradients of one side's logits [n, M] into rows of dq or dk: their product with the
-/// matrix, less what the token's own norm takes (row_sums null: nothing).
-inline HWY_NOINLINE void token_gradients(const HeadPlan& head, const MapSide& side,
-                                         const Panels& dlogits, int64_t n, const Panels& tokens,
-                                         const float* row_sums, const Panels& product,
-                                         const OutputElements& to, int64_t stride) {
+/// Gradients of n tokens of one side from those of their logits [n, M], without head.out_scale:
+/// their product with the matrix, less what the token's own norm takes (row_sums null: nothing). In
+/// `product`, or in place if there is no matrix.
+inline HWY_NOINLINE Panels token_gradient_panels(const HeadPlan& head, const MapSide& side,
+                                                 const Panels& dlogits, int64_t n,
+                                                 const Panels& tokens, const float* row_sums,
+                                                 const Panels& product) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
@@ -255,6 +258,15 @@ inline HWY_NOINLINE void token_gradients(const HeadPlan& head, const MapSide& si
       }
     }
   }
+  return result;
+}
+
+/// Writes these gradients to rows of dq or dk.
+inline HWY_NOINLINE void token_gradients(const HeadPlan& head, const MapSide& side,
+                                         const Panels& dlogits, int64_t n, const Panels& tokens,
+                                         const float* row_sums, const Panels& product,
+                                         const OutputElements& to, int64_t stride) {
+  const Panels result = token_gradient_panels(head, side, dlogits, n, tokens, row_sums, product);
   float scales[kChunk];
   std::fill_n(scales, n, head.out_scale);
   unpack_rows(result, n, head.D, scales, to, stride);

@@ -5,6 +5,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <type_traits>
 
 namespace favor {
 
@@ -59,6 +60,10 @@ struct float16 {
     return std::bit_cast<float>(sign | magnitude);
   }
 };
+
+/// What calls on elements of type T compute in, and keep beside them: float for the 16-bit types.
+template <class T>
+using Compute = std::conditional_t<sizeof(T) == 2, float, T>;
 
 }  // namespace favor
 

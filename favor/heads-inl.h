@@ -65,7 +65,9 @@ inline HeadPlan head_constants(const Plan<float>& plan) {
   head.renormalize = plan.renormalize;
   head.has_floor = head.log_linear && plan.eps > 0;
   head.official = plan.official && head.has_floor;
-  head.whole_queries = !head.renormalize || head.has_floor;
+  // Beside exact scores, estimates need what cancels among themselves.
+  const bool needs_constants = !head.renormalize || plan.window > 0;
+  head.whole_queries = needs_constants || head.has_floor;
   head.keeps_slopes = head.has_floor || (!head.log_linear && map != FeatureMapKind::kRelu);
   head.D = plan.D;
   head.E = plan.E;
@@ -82,7 +84,7 @@ inline HeadPlan head_constants(const Plan<float>& plan) {
   if (head.has_floor) {
     head.key.floor = head.query.floor = static_cast<float>(std::log2(plan.eps));
   }
-  if (!head.renormalize && map != FeatureMapKind::kExp && has_norm) {
+  if (needs_constants && map != FeatureMapKind::kExp && has_norm) {
     const double features = static_cast<double>(trig ? plan.rows : plan.M);
     const auto constant = static_cast<float>(-std::log2(features));
     head.query.constant = constant;
@@ -279,7 +281,8 @@ class HeadPlans {
       copy(map.key_norm, head.key.norm);
     }
     // What all features have in common cancels in a ratio.
-    const double common = head.renormalize ? map.query_constant[0] : 0.0;
+    const bool cancels = head.renormalize && plan_.window == 0;
+    const double common = cancels ? map.query_constant[0] : 0.0;
     std::transform(
         map.query_constant.begin(), map.query_constant.end(), const_cast<float*>(head.query.shift),
         [common](double x) { return static_cast<float>(std::numbers::log2e * (x - common)); });

@@ -16,9 +16,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
+#include <numbers>
 
-#include "favor/bidirectional-inl.h"
 #include "favor/exact_plan.h"
+#include "favor/features-inl.h"
+#include "favor/heads-inl.h"
+#include "favor/state-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace favor {
@@ -59,6 +63,15 @@ class FarSteps {
   bool later_;
   int64_t begin_, count_;
 };
+
+/// Packs n keys from position `j` of the segment on, at most kChunk; those that are masked, or
+/// whose weight is 0, become zeros without being read. Returns whether any takes part.
+inline HWY_NOINLINE bool load_far_keys(const Plan<float>& plan, const HeadPlan& head,
+                                       const Item& item, int64_t j, int64_t n, const KeyChunk& to) {
+  j += item.segment.k_begin;
+  to.load(plan, head, item, j, n);
+  return plan.first_allowed_key(item.b, item.g, j, j + n) < j + n;
+}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace favor

@@ -38,6 +38,7 @@ struct Plan {
   const uint8_t* key_padding_mask;
   const T* key_log_weight;
   int64_t num_key_log_weights;
+  int64_t window, sinks;
   std::vector<Segment> segments;
   InputRows q, k, v;
 

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "favor/attention.h"
+#include "favor/reference_hybrid.h"
 #include "favor/reference_pieces.h"
 
 namespace favor::reference {
@@ -108,13 +109,6 @@ bool attends(const HeadState<T>& state, T normalizer) {
   return state.log_linear ? normalizer != -std::numeric_limits<T>::infinity() : normalizer != 0;
 }
 
-template <class T>
-T inner(const T* a, const T* b, int64_t n) {
-  T sum = 0;
-  for (int64_t i = 0; i < n; ++i) sum += a[i] * b[i];
-  return sum;
-}
-
 /// Gradients of the query's features: slope_f (dout.S_f - delta z_f) of the values, times the value
 /// of the logarithms. delta = dout.out; 0 without renormalisation.
 template <class T>
@@ -152,22 +146,6 @@ void key_gradient(const HeadState<T>& sums, const T* c, const T* v, const Featur
   }
 }
 
-template <class T>
-bool is_zero(const T* row, int64_t n) {
-  return std::all_of(row, row + n, [](T x) { return x == 0; });
-}
-
-template <class T>
-void set_zero(View4<T> view) {
-  for (int64_t b = 0; b < view.sizes[0]; ++b) {
-    for (int64_t h = 0; h < view.sizes[1]; ++h) {
-      for (int64_t l = 0; l < view.sizes[2]; ++l) {
-        std::fill_n(view.row(b, h, l), view.sizes[3], T{0});
-      }
-    }
-  }
-}
-
 /// Adds all allowed keys of a piece to `state`.
 template <class T>
 void absorb_keys(const AttentionParams<T>& params, View4<const T> k, View4<const T> v,
@@ -184,6 +162,7 @@ void absorb_keys(const AttentionParams<T>& params, View4<const T> k, View4<const
 template <class T>
 void bidirectional_forward(const AttentionParams<T>& params, View4<const T> q, View4<const T> k,
                            View4<const T> v, View4<T> out, Saved<T>* saved = nullptr) {
+  if (params.window > 0) return hybrid_forward(params, false, q, k, v, out, saved);
   const int64_t H = q.sizes[1], L = q.sizes[2];
   for_each_piece(params, q, k, [&](const Piece<T>& p) {
     HeadState<T> state(p.map, v.sizes[3]);
@@ -235,6 +214,7 @@ template <class T>
 void bidirectional_backward(const AttentionParams<T>& params, View4<const T> q, View4<const T> k,
                             View4<const T> v, View4<const T> out, View4<const T> dout,
                             const Saved<T>& /*saved*/, View4<T> dq, View4<T> dk, View4<T> dv) {
+  if (params.window > 0) return hybrid_backward(params, false, q, k, v, out, dout, dq, dk, dv);
   const int64_t E = v.sizes[3];
   set_zero(dq);
   set_zero(dk);
@@ -309,6 +289,7 @@ template <class T, class State = DecodeState>
 void causal_forward(const AttentionParams<T>& params, View4<const T> q, View4<const T> k,
                     View4<const T> v, View4<T> out, Saved<T>* saved = nullptr,
                     const State* initial = nullptr, State* final_state = nullptr) {
+  if (params.window > 0) return hybrid_forward(params, true, q, k, v, out, saved);
   const int64_t B = q.sizes[0], H = q.sizes[1], L = q.sizes[2];
   const int64_t G = k.sizes[1], S = k.sizes[2], E = v.sizes[3];
   // Apart from *final_state, which may be the same object as *initial.
@@ -346,6 +327,7 @@ template <class T>
 void causal_backward(const AttentionParams<T>& params, View4<const T> q, View4<const T> k,
                      View4<const T> v, View4<const T> out, View4<const T> dout,
                      const Saved<T>& /*saved*/, View4<T> dq, View4<T> dk, View4<T> dv) {
+  if (params.window > 0) return hybrid_backward(params, true, q, k, v, out, dout, dq, dk, dv);
   const int64_t S = k.sizes[2], E = v.sizes[3];
   set_zero(dq);
   set_zero(dk);

@@ -60,15 +60,13 @@ class HybridScores {
     return scores;
   }
 
-  /// Of the last row: the share of feature f in the weight of key j, whose score is given.
-  T share(int64_t j, int64_t f, T score) const { return std::exp(feature(j, f) - score); }
+  /// Of the last row: the logarithm of what feature f adds to the weight of far key j.
+  T feature(int64_t j, int64_t f) const { return query_.log[f] + keys_[j].log[f]; }
 
   const T* key(int64_t j) const { return k_.row(piece_.b, piece_.g, piece_.k0 + j); }
   T scale() const { return scale_; }
 
  private:
-  T feature(int64_t j, int64_t f) const { return query_.log[f] + keys_[j].log[f]; }
-
   const AttentionParams<T>& params_;
   bool is_causal_;
   View4<const T> k_;
@@ -142,25 +140,22 @@ void hybrid_backward(const AttentionParams<T>& params, bool is_causal, View4<con
         std::fill(dquery.begin(), dquery.end(), T{0});
         for (int64_t j = 0; j < keys; ++j) {
           if (!all.sees(i - p.q0, j)) continue;
-          const T weight = std::exp(scores[j] - log_sum);
+          const bool is_far = !all.near(i - p.q0, j);
+          T weight = is_far ? T{0} : std::exp(scores[j] - log_sum);
           T dweight = -delta;
-          for (int64_t e = 0; e < E; ++e) {
-            dweight += g[e] * v.row(p.b, p.g, p.k0 + j)[e];
-            dv.row(p.b, p.g, p.k0 + j)[e] += weight * g[e];
+          for (int64_t e = 0; e < E; ++e) dweight += g[e] * v.row(p.b, p.g, p.k0 + j)[e];
+          for (int64_t d = 0; d < D; ++d) {
+            const T dscore = all.scale() * weight * dweight;
+            dq.row(p.b, h, i)[d] += dscore * all.key(j)[d];
+            dk.row(p.b, p.g, p.k0 + j)[d] += dscore * x[d];
           }
-          const T dscore = weight * dweight;
-          if (all.near(i - p.q0, j)) {
-            for (int64_t d = 0; d < D; ++d) {
-              dq.row(p.b, h, i)[d] += all.scale() * dscore * all.key(j)[d];
-              dk.row(p.b, p.g, p.k0 + j)[d] += all.scale() * dscore * x[d];
-            }
-            continue;
+          for (int64_t f = 0; is_far && f < M; ++f) {
+            const T part = std::exp(all.feature(j, f) - log_sum);
+            weight += part;
+            dquery[f] += part * dweight;
+            dkey[j * M + f] += part * dweight;
           }
-          for (int64_t f = 0; f < M; ++f) {
-            const T dlog = dscore * all.share(j, f, scores[j]);
-            dquery[f] += dlog;
-            dkey[j * M + f] += dlog;
-          }
+          for (int64_t e = 0; e < E; ++e) dv.row(p.b, p.g, p.k0 + j)[e] += weight * g[e];
         }
         // Values carry no gradient under log-linear maps.
         p.map.backward(x, Side::kQuery, dquery.data(), nullptr, row.data());

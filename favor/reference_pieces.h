@@ -4,6 +4,7 @@
 #ifndef FAVOR_REFERENCE_PIECES_H_
 #define FAVOR_REFERENCE_PIECES_H_
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -87,6 +88,29 @@ void for_each_piece(const AttentionParams<T>& params, View4<const T> q, View4<co
           if (allowed(params, b, g, S, j)) piece.map.see_key(k.row(b, g, j));
         }
         body(piece);
+      }
+    }
+  }
+}
+
+template <class T>
+T inner(const T* a, const T* b, int64_t n) {
+  T sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+template <class T>
+bool is_zero(const T* row, int64_t n) {
+  return std::all_of(row, row + n, [](T x) { return x == 0; });
+}
+
+template <class T>
+void set_zero(View4<T> view) {
+  for (int64_t b = 0; b < view.sizes[0]; ++b) {
+    for (int64_t h = 0; h < view.sizes[1]; ++h) {
+      for (int64_t l = 0; l < view.sizes[2]; ++l) {
+        std::fill_n(view.row(b, h, l), view.sizes[3], T{0});
       }
     }
   }

@@ -150,8 +150,10 @@ class Reader {
   Reader(const std::string& name, const SafetensorsFile& file) : name_(name), file_(file) {}
 
   DecodeState read(const Metadata& expected) const {
-    // The version first: another one may differ in all the rest.
-    check_equal("format_version", expected.at("format_version"));
+    // First what explains the rest: another version or map differs in all of it.
+    for (const char* key : {"format_version", "dtype", "feature_map", "num_features", "head_dim"}) {
+      check_equal(key, expected.at(key));
+    }
     for (const auto& [key, value] : expected) check_equal(key, value);
     const std::string sum = checksum(file_.tensors(), file_.metadata());
     check_equal("checksum", sum);

@@ -371,6 +371,8 @@ AttentionParams<T> make_params(const Problem& p, const std::vector<T>& projectio
   params.num_projections = p.spec.projection == ProjectionUse::kPerHead ? p.spec.G() : 1;
   params.num_features = projection.empty() ? 0 : p.spec.M;
   params.key_padding_mask = p.mask.empty() ? nullptr : p.mask.data();
+  params.window = p.spec.exact ? 0 : p.spec.window;
+  params.sinks = p.spec.exact ? 0 : p.spec.sinks;
   params.cu_seqlens_q = p.spec.cu_seqlens_q;
   params.cu_seqlens_k = p.spec.cu_seqlens_k;
   return params;
@@ -524,15 +526,11 @@ Results<float> run_kernel_on(const Problem& p, Passes passes) {
   const AttentionParams<float>& params = owned.value;
   const bool both = passes != Passes::kForward;
   if (c.exact) {
-    if constexpr (std::is_same_v<T, float>) {
-      const ExactParams<float> exact = exact_params(c, params);
-      exact_forward<float>(exact, q.view(), k.view(), v.view(), out.view(), saved.normalizer);
-      if (both) {
-        exact_backward<float>(exact, q.view(), k.view(), v.view(), out.view(), dout.view(),
-                              saved.normalizer, dq.view(), dk.view(), dv.view());
-      }
-    } else {
-      throw std::logic_error("run_kernel: exact attention takes float only");
+    const ExactParams<float> exact = exact_params(c, params);
+    exact_forward<T>(exact, q.view(), k.view(), v.view(), out.view(), saved.normalizer);
+    if (both) {
+      exact_backward<T>(exact, q.view(), k.view(), v.view(), out.view(), dout.view(),
+                        saved.normalizer, dq.view(), dk.view(), dv.view());
     }
   } else if (c.causal) {
     causal_forward<T>(params, q.view(), k.view(), v.view(), out.view(), &saved);

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C interface: decoding states.
+#include <cstring>
+#include <string>
+#include <string_view>
+
+#include "favor/c_calls.h"
+#include "favor/favor_c.h"
+#include "favor/snapshot.h"
+#include "favor/state.h"
+
+using namespace favor;     // NOLINT(google-build-using-namespace): the rest is C
+using namespace favor::c;  // NOLINT(google-build-using-namespace)
+
+favor_status favor_state_create(int64_t batch, int64_t key_heads, int64_t num_features,
+                                int64_t value_dim, favor_state** state) {
+  return guarded([&] {
+    required("favor_state_create", "state", state) =
+        new favor_state{DecodeState(batch, key_heads, num_features, value_dim)};
+  });
+}
+
+favor_status favor_state_copy(const favor_state* state, favor_state** copy) {
+  return guarded([&] {
+    const char* op = "favor_state_copy";
+    const favor_state& from = required(op, "state", state);
+    required(op, "copy", copy) = new favor_state(from);
+  });
+}
+
+void favor_state_free(favor_state* state) {
+  delete state;
+}
+
+favor_status favor_state_position(const favor_state* state, int64_t* position) {
+  return guarded([&] {
+    const char* op = "favor_state_position";
+    const favor_state& from = required(op, "state", state);
+    required(op, "position", position) = from.value.position;
+  });
+}
+
+favor_status favor_state_merge(favor_state* into, const favor_state* other) {
+  return guarded([&] {
+    const char* op = "favor_state_merge";
+    const favor_state& added = required(op, "other", other);
+    merge(required(op, "into", into).value, added.value);
+  });
+}
+
+favor_status favor_decode_step(const favor_options* options, favor_tensor q, favor_tensor k,
+                               favor_tensor v, favor_state* state, favor_tensor out) {
+  return guarded([&] {
+    const char* op = "favor_decode_step";
+    const AttentionParams<float> params = params_of(op, options);
+    DecodeState& value = required(op, "state", state).value;
+    with_dtype(op, q, [&](auto element) {
+      const Views<decltype(element)> view(op);
+      decode_step(params, view("q", q), view("k", k), view("v", v), value, view("out", out));
+    });
+  });
+}
+
+favor_status favor_state_to_bytes(const favor_state* state, const favor_options* options,
+                                  int64_t head_dim, void* buffer, size_t capacity, size_t* size) {
+  return guarded([&] {
+    const char* op = "favor_state_to_bytes";
+    size_t& needed = required(op, "size", size);
+    const favor_state& from = required(op, "state", state);
+    const std::string bytes = state_to_bytes(from.value, params_of(op, options), head_dim);
+    FAVOR_CHECK(buffer == nullptr || capacity >= bytes.size(), op, ": capacity is ", capacity,
+                ", expected at least ", bytes.size(), " bytes");
+    if (buffer != nullptr) std::memcpy(buffer, bytes.data(), bytes.size());
+    needed = bytes.size();
+  });
+}
+
+favor_status favor_state_from_bytes(const void* bytes, size_t size, const favor_options* options,
+                                    int64_t head_dim, favor_state** state) {
+  return guarded([&] {
+    const char* op = "favor_state_from_bytes";
+    FAVOR_CHECK(bytes != nullptr, op, ": bytes is a null pointer");
+    const std::string_view content(static_cast<const char*>(bytes), size);
+    favor_state*& result = required(op, "state", state);
+    result = new favor_state{state_from_bytes(content, params_of(op, options), head_dim)};
+  });
+}
+
+favor_status favor_state_save(const favor_state* state, const favor_options* options,
+                              int64_t head_dim, const char* path) {
+  return guarded([&] {
+    const char* op = "favor_state_save";
+    const favor_state& from = required(op, "state", state);
+    save_state(&required(op, "path", path), from.value, params_of(op, options), head_dim);
+  });
+}
+
+favor_status favor_state_load(const char* path, const favor_options* options, int64_t head_dim,
+                              favor_state** state) {
+  return guarded([&] {
+    const char* op = "favor_state_load";
+    const char* from = &required(op, "path", path);
+    favor_state*& result = required(op, "state", state);
+    result = new favor_state{load_state(from, params_of(op, options), head_dim)};
+  });
+}
