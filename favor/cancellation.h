@@ -28,8 +28,8 @@ inline double largest_cancellation(const AttentionParams<double>& params, View4<
       if (!reference::allowed(params, p.b, p.g, S, j)) continue;
       keys.emplace_back(M);
       positions.push_back(j - p.k0);
-      p.map.apply(k.row(p.b, p.g, j), reference::Side::kKey,
-                  key_log_weight(params, p.b, p.g, S, j), keys.back());
+      p.map.apply(k.row(p.b, p.g, j), reference::Side::kKey, key_log_weight(params, p.b, p.g, S, j),
+                  keys.back());
     }
     reference::Features<double> query(M);
     for (int64_t h = p.first_head; h < p.last_head; ++h) {

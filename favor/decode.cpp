@@ -344,9 +344,9 @@ void run_decode_step(const Plan<float>& plan, DecodeState& state, const OutputRo
     const int64_t b = index / state.H, g = index % state.H;
     const uint8_t* mask = plan.mask_row(b);
     const float* log_weight = log_weight_of(plan, b, g);
-    const bool absorbs = (mask == nullptr || mask[0] == 0) &&
-                         (log_weight == nullptr ||
-                          *log_weight != -std::numeric_limits<float>::infinity());
+    const bool absorbs =
+        (mask == nullptr || mask[0] == 0) &&
+        (log_weight == nullptr || *log_weight != -std::numeric_limits<float>::infinity());
     DecodeHead(plan, head, state.num_hot, num_queries).run(b, g, absorbs, out);
   });
   state.position += 1;

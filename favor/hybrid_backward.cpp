@@ -158,13 +158,11 @@ class FarBackward {
     for (int64_t panel = 0; panel < panels_; ++panel) {
       row_features(n, panel);
       multiply<false>(rows_.dout, state_transposed_, dlogits_, 0, n, panel, panel + 1, head_.E);
-      query_logit_gradients(head_, features_.at(0, panel), buffer_, rows_, n,
-                            state_.z + panel * NR, dlogits_.at(0, panel), added_ + panel * NR,
-                            totals);
+      query_logit_gradients(head_, features_.at(0, panel), buffer_, rows_, n, state_.z + panel * NR,
+                            dlogits_.at(0, panel), added_ + panel * NR, totals);
     }
-    add_rows(
-        token_gradient_panels(head_, head_.query, dlogits_, n, rows_.tokens, totals, product_), n,
-        head_.D, head_.out_scale, grads_.dq.row(item_.b, h, i), grads_.dq.strides[2]);
+    add_rows(token_gradient_panels(head_, head_.query, dlogits_, n, rows_.tokens, totals, product_),
+             n, head_.D, head_.out_scale, grads_.dq.row(item_.b, h, i), grads_.dq.strides[2]);
   }
 
   /// S of the sums gains features^T dout, its z loses features^T delta.

@@ -592,10 +592,9 @@ inline double cancellation(const Problem& p) {
   const Case& c = p.spec;
   const std::vector<double> q(p.q.begin(), p.q.end()), k(p.k.begin(), p.k.end());
   const Params<double> params(p);
-  return largest_cancellation(params.value,
-                              contiguous_view<const double>(q.data(), c.B, c.H, c.L, c.D),
-                              contiguous_view<const double>(k.data(), c.B, c.G(), c.S, c.D),
-                              c.causal);
+  return largest_cancellation(
+      params.value, contiguous_view<const double>(q.data(), c.B, c.H, c.L, c.D),
+      contiguous_view<const double>(k.data(), c.B, c.G(), c.S, c.D), c.causal);
 }
 
 /// What a kernel's results are held against; computed once per problem.

@@ -283,9 +283,8 @@ inline int64_t logit_floats(const HeadPlan& head) {
 /// Writes logits of n packed tokens of one side for the features of one panel, [n, NR], to `to` in
 /// a matrix whose panels are `stride` floats apart. With a structured matrix the first panel of a
 /// unit brings those of the whole unit, and the others nothing.
-inline HWY_NOINLINE void project_to(const HeadPlan& head, const MapSide& side,
-                                    const Panels& tokens, int64_t n, int64_t panel, float* to,
-                                    int64_t stride) {
+inline HWY_NOINLINE void project_to(const HeadPlan& head, const MapSide& side, const Panels& tokens,
+                                    int64_t n, int64_t panel, float* to, int64_t stride) {
   const Matrix& matrix = side.matrix;
   if (matrix.hadamard.size == 0) {
     const Panels right{matrix.columns.at(0, panel), matrix.columns.rows};
