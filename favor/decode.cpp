@@ -13,6 +13,10 @@
 #include "favor/row_products-inl.h"
 // clang-format on
 
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
 #include <numbers>
 
 #include "favor/parallel.h"
@@ -77,6 +81,13 @@ float reciprocal(float x) {
   return x == 0.0f ? 0.0f : std::min(1.0f / x, std::numeric_limits<float>::max());
 }
 
+/// The log weight of the one key, or null.
+const float* log_weight_of(const Plan<float>& plan, int64_t b, int64_t g) {
+  if (plan.key_log_weight == nullptr) return nullptr;
+  const int64_t W = plan.num_key_log_weights;
+  return plan.key_log_weight + b * W + (W == 1 ? 0 : g);
+}
+
 /// One step of one key head and of the queries that share it.
 class DecodeHead {
  public:
@@ -86,7 +97,7 @@ class DecodeHead {
         state_(state),
         num_hot_(num_hot),
         num_queries_(num_queries),
-        positive_(plan.feature_map == FeatureMapKind::kPositive),
+        log_linear_(is_log_linear(plan.feature_map)),
         root_scale_(static_cast<float>(std::sqrt(plan.scale))) {
     ScratchLayout measure;
     place(measure);
@@ -101,10 +112,10 @@ class DecodeHead {
     std::copy_n(state_.z, M, z_);
     std::fill(c_ + M, c_ + state_.stride, 0.0f);
     std::fill(z_ + M, z_ + state_.stride, 0.0f);
-    if (positive_ && num_hot_ == 0) forget_unseen();
+    if (log_linear_ && num_hot_ == 0) forget_unseen();
     project(b, g, absorbs);
     if (absorbs) {
-      absorb();
+      absorb(log_weight(b, g));
       copy_row(plan_.v.row(b, g, 0), state_.E, hot_value());
     } else {
       std::fill_n(hot_feature(), state_.stride, 0.0f);
@@ -128,6 +139,11 @@ class DecodeHead {
     scores_ = layout.take(kHotTokens);
     sums_ = layout.take(state_.E);
     all_sums_ = layout.take(state_.E);
+  }
+
+  /// What is added to the logarithms of the key's features.
+  float log_weight(int64_t b, int64_t g) const {
+    return plan_.key_log_weight == nullptr ? 0.0f : *log_weight_of(plan_, b, g);
   }
 
   float* hot_feature() const { return state_.features + num_hot_ * state_.stride; }
@@ -160,11 +176,12 @@ class DecodeHead {
     if (absorbs) load(plan_.k.row(b, g, 0), key_, key_logits_);
     if (plan_.projection == nullptr) return;
     // Few rows at a time, which stay in the first-level cache for all queries.
-    const float* matrix = plan_.projection + (plan_.P == 1 ? 0 : g) * M * D;
+    const int64_t R = plan_.rows;
+    const float* matrix = plan_.projection + (plan_.P == 1 ? 0 : g) * R * D;
     constexpr int64_t kRows = 32;
-    for (int64_t f = 0; f < M; f += kRows) {
+    for (int64_t f = 0; f < R; f += kRows) {
       const float* rows = matrix + f * D;
-      const int64_t count = std::min(kRows, M - f);
+      const int64_t count = std::min(kRows, R - f);
       const auto query = [&](int64_t i) { return queries_ + i * aligned_floats(D); };
       const auto logits = [&](int64_t i) { return query_logits_ + i * state_.stride + f; };
       int64_t i = 0;
@@ -179,22 +196,29 @@ class DecodeHead {
         dot_rows<false>(d, rows, D, count, D, query(i), nullptr, logits(i), nullptr);
       }
     }
+    if (R == M) return;
+    // The hyperbolic map: every row again with the other sign.
+    const auto mirror = [R](float* logits) {
+      std::transform(logits, logits + R, logits + R, std::negate<float>());
+    };
+    if (absorbs) mirror(key_logits_);
+    for (int64_t i = 0; i < num_queries_; ++i) mirror(query_logits_ + i * state_.stride);
   }
 
   /// The key's features, with stabilisers raised where its logits ask for it.
-  void absorb() const {
+  void absorb(float log_weight) const {
     const FloatTag d;
     const int64_t N = static_cast<int64_t>(hn::Lanes(d));
     const int64_t M = state_.M;
     float* HWY_RESTRICT feature = hot_feature();
-    if (!positive_) {
+    if (!log_linear_) {
       const Vector eps = hn::Set(d, static_cast<float>(plan_.eps));
       for (int64_t f = 0; f < M; f += N) {
         hn::StoreU(hn::Add(relu(hn::LoadU(d, key_logits_ + f)), eps), d, feature + f);
       }
     } else {
       const float half_norm = 0.5f * static_cast<float>(plan_.scale) * dot(row_, row_, plan_.D);
-      const Vector offset = hn::Set(d, half_norm);
+      const Vector offset = hn::Set(d, half_norm - log_weight);
       const Vector log2e = hn::Set(d, kLog2e);
       const Vector lazy = hn::Set(d, kLazyRaise);
       std::fill(key_logits_ + M, key_logits_ + state_.stride, 0.0f);
@@ -230,7 +254,7 @@ class DecodeHead {
     const int64_t N = static_cast<int64_t>(hn::Lanes(d));
     const int64_t M = state_.M, stride = state_.stride;
     Vector denominators = hn::Zero(d);
-    if (!positive_) {
+    if (!log_linear_) {
       const Vector eps = hn::Set(d, static_cast<float>(plan_.eps));
       std::fill(weight + M, weight + stride, 0.0f);
       for (int64_t f = 0; f < stride; f += N) {
@@ -269,7 +293,7 @@ class DecodeHead {
   const Plan<float>& plan_;
   const HeadOfState& state_;
   int64_t num_hot_, num_queries_;
-  bool positive_;
+  bool log_linear_;
   float root_scale_;
   float* row_;                         ///< [D] the key as it came
   float *c_, *z_;                      ///< [stride] copies of the state's, zeros beyond M
@@ -298,7 +322,10 @@ void run_decode_step(const Plan<float>& plan, DecodeState& state, const OutputRo
   for_each_head(state, [&](int64_t index, const HeadOfState& head) {
     const int64_t b = index / state.H, g = index % state.H;
     const uint8_t* mask = plan.mask_row(b);
-    const bool absorbs = mask == nullptr || mask[0] == 0;
+    const float* log_weight = log_weight_of(plan, b, g);
+    const bool absorbs =
+        (mask == nullptr || mask[0] == 0) &&
+        (log_weight == nullptr || *log_weight != -std::numeric_limits<float>::infinity());
     DecodeHead(plan, head, state.num_hot, num_queries).run(b, g, absorbs, out);
   });
   state.position += 1;
