@@ -16,6 +16,7 @@
 #include "bench/memory.h"
 #include "bench/peak.h"
 #include "bench/problems.h"
+#include "bench/traffic.h"
 #include "bench/workload.h"
 #include "favor/favor.h"
 #include "favor/isa.h"
@@ -48,6 +49,7 @@ constexpr size_t kFewRepeats = 7;
 struct Timing {
   double median_s = 0, p10_s = 0, p90_s = 0;
   double peak_gflops = 0;
+  double traffic_s = 0;  ///< of one decoding step
   size_t repeats = 0;
 };
 
@@ -61,9 +63,10 @@ double quantile(std::vector<double> samples, double share) {
 // The peak is sampled before, between and after the calls, so that whatever slows the machine slows
 // both; medians of both leave out what hit a few samples only.
 template <class Call>
-Timing measure(const Options& options, int threads, const Call& call) {
+Timing measure(const Options& options, int threads, const Call& call, Traffic* traffic,
+               int64_t steps) {
   call();
-  std::vector<double> samples, peaks{sample_peak(threads)};
+  std::vector<double> samples, peaks{sample_peak(threads)}, traffics;
   double total = 0;
   const auto enough = [&] {
     if (samples.size() < kFewRepeats && samples.size() < static_cast<size_t>(options.repeats)) {
@@ -78,9 +81,14 @@ Timing measure(const Options& options, int threads, const Call& call) {
     samples.push_back(now_s(threads) - start);
     total += samples.back();
     peaks.push_back(sample_peak(threads));
+    if (traffic != nullptr) traffics.push_back(traffic->sample(steps));
   }
-  return {quantile(samples, 0.5), quantile(samples, 0.1), quantile(samples, 0.9),
-          quantile(peaks, 0.5), samples.size()};
+  return {quantile(samples, 0.5),
+          quantile(samples, 0.1),
+          quantile(samples, 0.9),
+          quantile(peaks, 0.5),
+          traffics.empty() ? 0 : quantile(traffics, 0.5),
+          samples.size()};
 }
 
 // A POSIX extended regular expression; an empty one is found everywhere. Not std::regex, which g++
@@ -193,7 +201,13 @@ class Bench {
       return;
     }
     const uint64_t checked = workload.hash(pass);
-    Timing timing = measure(options_, threads, [&] { workload.run(pass); });
+    std::optional<Traffic> traffic;
+    if (op == Op::kDecodeStep) {
+      const int64_t M = shape.features(map);
+      traffic.emplace(map.projected ? M * shape.D : 0, M * (shape.E + 2), shape.B * shape.H);
+    }
+    Timing timing = measure(
+        options_, threads, [&] { workload.run(pass); }, traffic ? &*traffic : nullptr, shape.L);
     const std::optional<int64_t> extra = extra_bytes(threads, [&] { workload.run(pass); });
     if (op == Op::kDecodeStep) {
       workload.prepare(pass);
@@ -262,9 +276,12 @@ class Bench {
           (2 * M * (shape.E + 2) + (map.projected && !map.structured ? M * shape.D : 0));
       const double rate = static_cast<double>(4 * floats) / timing.median_s * 1e-9;
       line["gbytes_per_s"] = rate;
-      char text[80];
-      std::snprintf(text, sizeof text, "  %.0f tokens/s, %.1f GB/s",
-                    static_cast<double>(shape.B) / timing.median_s, rate);
+      line["traffic_s"] = timing.traffic_s;
+      line["traffic_ratio"] = timing.median_s / timing.traffic_s;
+      char text[100];
+      std::snprintf(text, sizeof text, "  %.0f tokens/s, %.1f GB/s, %.2f of the traffic's time",
+                    static_cast<double>(shape.B) / timing.median_s, rate,
+                    timing.median_s / timing.traffic_s);
       note = text;
     }
     line["cpu"] = cpu_name();

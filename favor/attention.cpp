@@ -234,6 +234,14 @@ bool kernels_serve(const Plan<float>& plan) {
          plan.key_log_weight == nullptr;
 }
 
+/// Whether the fast decoding step knows the call.
+bool decode_kernel_serves(const Plan<float>& plan) {
+  const bool relu = plan.feature_map == FeatureMapKind::kRelu && plan.key_log_weight == nullptr;
+  const bool exponential = plan.feature_map == FeatureMapKind::kPositive ||
+                           plan.feature_map == FeatureMapKind::kHyperbolic;
+  return (relu || (exponential && plan.eps == 0)) && plan.renormalize;
+}
+
 template <class T>
 void decode_step_on(const AttentionParams<float>& params, View4<const T> q, View4<const T> k,
                     View4<const T> v, DecodeState& state, View4<T> out) {
@@ -248,7 +256,7 @@ void decode_step_on(const AttentionParams<float>& params, View4<const T> q, View
               ", expected 0 (the state holds no keys)");
   check_shape(op, "out", out, {plan.B, plan.H, 1, plan.E}, "[B, H, 1, E]");
   check_state(op, "state", plan, state);
-  if (kernels_serve(plan)) {
+  if (decode_kernel_serves(plan)) {
     make_steppable(state);
     decode_step_kernel(plan, state, out);
   } else {
