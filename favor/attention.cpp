@@ -224,17 +224,6 @@ void check_causal(const char* op, const Plan<T>& plan) {
 }
 
 /// Whether the fast decoding step knows the call; the plain code serves the others.
-bool kernels_serve(const Plan<float>& plan) {
-  const bool relu = plan.feature_map == FeatureMapKind::kRelu;
-  const bool positive = plan.feature_map == FeatureMapKind::kPositive && plan.eps == 0;
-  if (plan.window > 0) {
-    return positive;
-  }
-  return (relu || positive) && plan.renormalize && plan.G == plan.H &&
-         plan.key_log_weight == nullptr;
-}
-
-/// Whether the fast decoding step knows the call.
 bool decode_kernel_serves(const Plan<float>& plan) {
   const bool relu = plan.feature_map == FeatureMapKind::kRelu && plan.key_log_weight == nullptr;
   const bool exponential = plan.feature_map == FeatureMapKind::kPositive ||

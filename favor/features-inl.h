@@ -345,10 +345,6 @@ HWY_NOINLINE void exponential_queries(const HeadPlan& head, const Panels& tokens
         top = hn::Max(top, hn::Add(floor, hn::Max(bare(c0, panel * NR), bare(c1, panel * NR + N))));
       }
       hn::StoreU(top, d, lanes + r * N);
-      if (head.identity) {
-        hn::StoreU(hn::LoadU(d, u + r * NR), d, out.features.at(r, panel));
-        hn::StoreU(hn::LoadU(d, u + r * NR + N), d, out.features.at(r, panel) + N);
-      }
     }
   }
   for (int64_t r = 0; r < n; ++r) {

@@ -286,7 +286,9 @@ inline int64_t logit_floats(const HeadPlan& head) {
 inline HWY_NOINLINE void project_to(const HeadPlan& head, const MapSide& side, const Panels& tokens,
                                     int64_t n, int64_t panel, float* to, int64_t stride) {
   const Matrix& matrix = side.matrix;
-  if (matrix.hadamard.size == 0) {
+  if (head.identity) {
+    std::copy_n(tokens.at(0, panel), n * panel_width(), to);
+  } else if (matrix.hadamard.size == 0) {
     const Panels right{matrix.columns.at(0, panel), matrix.columns.rows};
     multiply<false>(tokens, right, Panels{to, kChunk}, 0, n, 0, 1, head.D);
   } else if (panel % head.unit_panels() == 0) {
