@@ -244,7 +244,9 @@ class Bench {
         {"extra_bytes", nullptr},
         {"error_ratio", error},
         {"name", shape.name},
-        {"projection", map.projected ? "orthogonal" : "none"},
+        {"projection", !map.projected   ? "none"
+                       : map.structured ? "hadamard"
+                                        : "orthogonal"},
         {"clock", threads == 1 ? "thread_cpu" : "wall"},
         {"p10_s", timing.p10_s},
         {"p90_s", timing.p90_s},
@@ -256,7 +258,8 @@ class Bench {
     if (decodes) {
       // The state is read and written once, the random matrix read once per head.
       const int64_t floats =
-          shape.B * shape.H * (2 * M * (shape.E + 2) + (map.projected ? M * shape.D : 0));
+          shape.B * shape.H *
+          (2 * M * (shape.E + 2) + (map.projected && !map.structured ? M * shape.D : 0));
       const double rate = static_cast<double>(4 * floats) / timing.median_s * 1e-9;
       line["gbytes_per_s"] = rate;
       char text[80];

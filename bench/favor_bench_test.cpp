@@ -26,9 +26,9 @@ class FavorBench : public testing::Test {
     fs::create_directories(folder_);
     std::ofstream(folder_ / "shapes.txt")
         << "# a comment\n"
-        << "tiny op=bidirectional,causal map=positive,relu,relu-identity threads=1,2 "
-           "H=2 L=70 S=75 D=8 E=12 M=20\n"
-        << "step op=decode_step map=positive H=2 L=9 D=8 E=8 M=16\n";
+        << "tiny op=bidirectional,causal map=positive,relu,relu-identity,relu-hadamard "
+           "threads=1,2 H=2 L=70 S=75 D=8 E=12 M=20\n"
+        << "step op=decode_step map=positive,positive-hadamard H=2 L=9 D=8 E=8 M=16\n";
   }
   void TearDown() override { fs::remove_all(folder_); }
 
@@ -63,9 +63,9 @@ class FavorBench : public testing::Test {
 TEST_F(FavorBench, WritesEveryKeyOfEveryMeasurement) {
   ASSERT_EQ(run(""), 0) << text("err");
   const std::vector<json> lines = records();
-  // 2 operations, 3 maps, 2 passes, 2 numbers of threads; and decode_step.
-  ASSERT_EQ(lines.size(), 2u * 3 * 2 * 2 + 1) << text("out");
-  std::set<std::string> kinds;
+  // 2 operations, 4 maps, 2 passes, 2 numbers of threads; and decode_step with 2 maps.
+  ASSERT_EQ(lines.size(), 2u * 4 * 2 * 2 + 2) << text("out");
+  std::set<std::string> kinds, matrices;
   for (const json& line : lines) {
     for (const char* key : {"op", "pass", "feature_map", "isa", "dtype", "cpu", "compiler"}) {
       ASSERT_TRUE(line.at(key).is_string()) << key;
@@ -82,6 +82,7 @@ TEST_F(FavorBench, WritesEveryKeyOfEveryMeasurement) {
     EXPECT_NEAR(line["peak_fraction"].get<double>(),
                 line["gflops"].get<double>() / line["peak_gflops"].get<double>(), 1e-9);
     kinds.insert(line["op"].get<std::string>() + "/" + line["pass"].get<std::string>());
+    matrices.insert(line.at("projection").get<std::string>());
     if (line["op"] == "decode_step") continue;
     const bool projected = line.at("projection") != "none";
     EXPECT_EQ(line["M"], projected ? 20 : 8);
@@ -92,6 +93,7 @@ TEST_F(FavorBench, WritesEveryKeyOfEveryMeasurement) {
   EXPECT_EQ(kinds,
             (std::set<std::string>{"bidirectional/backward", "bidirectional/forward",
                                    "causal/backward", "causal/forward", "decode_step/forward"}));
+  EXPECT_EQ(matrices, (std::set<std::string>{"hadamard", "none", "orthogonal"}));
 }
 
 TEST_F(FavorBench, RefusesToTimeAWrongKernel) {

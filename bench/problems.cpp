@@ -19,12 +19,16 @@ constexpr Word<Op> kOps[] = {{Op::kBidirectional, "bidirectional"},
 constexpr Word<Pass> kPasses[] = {{Pass::kForward, "forward"}, {Pass::kBackward, "backward"}};
 
 constexpr std::string_view kIdentity = "-identity";
+constexpr std::string_view kHadamard = "-hadamard";
 
 Map map_from_string(std::string_view word) {
   Map map;
   if (word.ends_with(kIdentity)) {
     map.projected = false;
     word.remove_suffix(kIdentity.size());
+  } else if (word.ends_with(kHadamard)) {
+    map.structured = true;
+    word.remove_suffix(kHadamard.size());
   }
   map.kind = feature_map_from_string(word);
   FAVOR_CHECK(map.projected || map.kind == FeatureMapKind::kRelu, "map is '", word, kIdentity,
@@ -102,7 +106,9 @@ std::string to_string(Pass pass) {
   return word_of(kPasses, pass);
 }
 std::string to_string(Map map) {
-  return favor::to_string(map.kind) + (map.projected ? "" : std::string(kIdentity));
+  return favor::to_string(map.kind) + std::string(!map.projected   ? kIdentity
+                                                  : map.structured ? kHadamard
+                                                                   : "");
 }
 
 std::vector<Shape> read_shapes(const std::string& path, int all_threads) {

@@ -21,8 +21,9 @@ std::string to_string(Pass pass);
 struct Map {
   FeatureMapKind kind = FeatureMapKind::kPositive;
   bool projected = true;
+  bool structured = false;  ///< a Hadamard matrix in compact form
 };
-/// positive | relu | relu-identity
+/// positive | relu | positive-hadamard | relu-hadamard | relu-identity
 std::string to_string(Map map);
 
 /// One line of the list: sizes, and what to run at these sizes.

@@ -64,6 +64,8 @@ Inputs::Inputs(const Shape& s)
   matrix.num_features = s.M;
   matrix.head_dim = s.D;
   projection = draw_projection(matrix);
+  matrix.kind = ProjectionKind::kHadamard;
+  structured = draw_structured_projection(matrix);
 }
 
 test::Problem Inputs::last_head(Op op, Map map) const {
@@ -83,7 +85,8 @@ test::Problem Inputs::last_head(Op op, Map map) const {
   problem.k = k.last_head();
   problem.v = v.last_head();
   problem.dout = dout.last_head();
-  if (map.projected) problem.projection = projection;
+  c.structured = map.structured;
+  if (map.projected) problem.projection = map.structured ? structured.to_dense() : projection;
   return problem;
 }
 
@@ -101,7 +104,8 @@ Workload::Workload(const Inputs& inputs, Op op, Map map)
       out_(inputs.shape.B, inputs.shape.H, inputs.shape.L, inputs.shape.E) {
   const Shape& s = inputs.shape;
   params_.feature_map = map.kind;
-  params_.projection = map.projected ? inputs.projection.data() : nullptr;
+  params_.structured = map.structured ? &inputs.structured : nullptr;
+  params_.projection = map.projected && !map.structured ? inputs.projection.data() : nullptr;
   params_.num_features = s.features(map);
   if (op == Op::kDecodeStep) return;
   dq_ = Tensor(s.B, s.H, s.L, s.D);
@@ -164,14 +168,14 @@ double Workload::error_ratio(Pass pass, const test::Judge& judge, float perturba
     if (!(ratio <= largest)) largest = ratio;
   };
   if (pass == Pass::kForward) {
-    check(out_, judge.out, judge.truth.out, {}, judge.chunk_rounding);
+    check(out_, judge.out, judge.truth.out, {}, judge.chunk_rounding + judge.transform_rounding);
     return largest;
   }
   // Beyond these norms Judge has no truth for gradients.
   if (!judge.compare_gradients) return std::numeric_limits<double>::infinity();
-  check(dq_, judge.dq, judge.truth.dq, judge.terms.dq, 0);
-  check(dk_, judge.dk, judge.truth.dk, judge.terms.dk, 0);
-  check(dv_, judge.dv, judge.truth.dv, judge.terms.dv, 0);
+  check(dq_, judge.dq, judge.truth.dq, judge.terms.dq, judge.transform_rounding);
+  check(dk_, judge.dk, judge.truth.dk, judge.terms.dk, judge.transform_rounding);
+  check(dv_, judge.dv, judge.truth.dv, judge.terms.dv, judge.transform_rounding);
   return largest;
 }
 

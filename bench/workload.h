@@ -41,11 +41,13 @@ struct Inputs {
   Shape shape;
   Tensor q, k, v, dout;
   std::vector<float> projection;
+  StructuredProjection structured;
 };
 
 /// Floating-point operations of one call: two per multiply-add of the products between tokens,
 /// features and values, 8 B H L M D forward if L = S and D = E, and twice as many backward.
-/// decode_step is counted for one token. Products with an absent projection are not counted.
+/// decode_step is counted for one token. Products with an absent projection are not counted, those
+/// with a structured one as if it were dense.
 double num_flops(const Shape& shape, Op op, Pass pass, Map map);
 
 /// A kernel with its buffers. What a call needs beyond them is scratch memory of its own.

@@ -49,7 +49,10 @@ void plan_feature_map(const char* op, const AttentionParams<T>& params, Plan<T>&
   const std::string map = to_string(kind);
   plan.feature_map = kind;
   plan.projection = params.projection;
-  if (params.projection == nullptr) {
+  plan.structured = params.structured;
+  FAVOR_CHECK(params.projection == nullptr || params.structured == nullptr, op,
+              ": projection and structured are both given, expected one of them");
+  if (!has_projection(params)) {
     FAVOR_CHECK(!estimates_softmax(kind), op, ": projection is null, expected an [M, D] matrix ",
                 "(feature_map ", map, " is random)");
     FAVOR_CHECK(params.num_features == 0 || params.num_features == plan.D, op, ": num_features is ",
@@ -69,6 +72,15 @@ void plan_feature_map(const char* op, const AttentionParams<T>& params, Plan<T>&
   plan.rows = num_projection_rows(kind, plan.M);
   FAVOR_CHECK(num_state_features(kind, plan.rows) == plan.M, op, ": num_features is ", plan.M,
               ", expected an even number (feature_map ", map, " makes two of each row)");
+  for (int64_t p = 0; params.structured != nullptr && p < plan.P; ++p) {
+    const StructuredProjection& matrix = params.structured[p];
+    FAVOR_CHECK(matrix.num_features == plan.rows && matrix.head_dim == plan.D, op, ": structured[",
+                p, "] is a matrix of ", matrix.num_features, " x ", matrix.head_dim, ", expected ",
+                plan.rows, " x ", plan.D);
+    FAVOR_CHECK(matrix.is_complete(), op, ": structured[", p, "] has ", matrix.signs.size(),
+                " words of signs and ", matrix.row_scales.size(), " scales in blocks of ",
+                matrix.block_rows, " rows, expected what draw_structured_projection gives");
+  }
   plan.scale = resolve_scale(params, plan.D);
   FAVOR_CHECK(std::isfinite(plan.scale) && plan.scale > 0, op, ": scale is ", plan.scale,
               ", expected a finite number above 0");
@@ -199,6 +211,9 @@ void check_causal(const char* op, const Plan<T>& plan) {
 bool kernels_serve(const Plan<float>& plan) {
   const bool relu = plan.feature_map == FeatureMapKind::kRelu;
   const bool positive = plan.feature_map == FeatureMapKind::kPositive && plan.eps == 0;
+  if (plan.structured != nullptr && plan.structured->block_rows > kLargestFastBlock) {
+    return false;
+  }
   if (plan.window > 0) {
     return positive;
   }

@@ -22,6 +22,7 @@
 
 #include "favor/feature_map.h"
 #include "favor/half.h"
+#include "favor/projection.h"
 #include "favor/state.h"
 #include "favor/tensor_view.h"
 
@@ -53,6 +54,9 @@ struct AttentionParams {
   /// num_projection_rows(feature_map, M). Null with a generalised map: the features are those of x
   /// itself, M = D.
   const T* projection = nullptr;
+  /// Instead of `projection`: P matrices of R rows in compact form, whose products with tokens take
+  /// O(M log D). The maps positive and relu have kernels for them; others expand them.
+  const StructuredProjection* structured = nullptr;
   int64_t num_projections = 1;  ///< P
   int64_t num_features = 0;     ///< M; with a null projection it must be 0 or D
   /// Parameters of a fitted map, [Q, num_map_parameters(feature_map, D)] with Q 1 or G. Null:
@@ -87,6 +91,12 @@ template <class T>
 double resolve_scale(const AttentionParams<T>& params, int64_t D) {
   const bool softmax = estimates_softmax(params.feature_map);
   return params.scale.value_or(softmax ? 1 / std::sqrt(static_cast<double>(D)) : 1.0);
+}
+
+/// Whether features are made of rows of a matrix, and not of x itself.
+template <class T>
+bool has_projection(const AttentionParams<T>& params) {
+  return params.projection != nullptr || params.structured != nullptr;
 }
 
 /// The number added to each feature.

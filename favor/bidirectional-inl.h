@@ -46,13 +46,13 @@ struct Block {
 struct KeySweep {
   KeyChunk keys;
   Panels features;  ///< [C, M]
-  float* buffer;    ///< [C, NR]
+  float* buffer;    ///< of project()
   float* sums;      ///< [NR]
 
   void place(ScratchLayout& layout, const HeadPlan& head) {
     keys.place(layout, head, kChunk);
     features = {layout.take(panel_floats(kChunk, head.M)), kChunk};
-    buffer = layout.take(panel_floats(kChunk, 1));
+    buffer = layout.take(logit_floats(head));
     sums = layout.take(panel_width());
   }
 

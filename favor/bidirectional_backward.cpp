@@ -22,7 +22,7 @@ struct QueryGradientSweep {
   Panels dlogits;   ///< [C, M]
   Panels product;   ///< [C, D]
   Panels S;         ///< [E, M], the state transposed
-  float* buffer;    ///< [C, NR]
+  float* buffer;    ///< of project()
 
   void place(ScratchLayout& layout, const HeadPlan& head) {
     rows.place(layout, head, kChunk);
@@ -30,7 +30,7 @@ struct QueryGradientSweep {
     dlogits = {layout.take(panel_floats(kChunk, head.M)), kChunk};
     product = {layout.take(panel_floats(kChunk, head.D)), kChunk};
     S = {layout.take(panel_floats(head.E, head.M)), head.E};
-    buffer = layout.take(panel_floats(kChunk, 1));
+    buffer = layout.take(logit_floats(head));
   }
 
   /// `sums`: its S gains features^T dout, its z loses features^T delta.
@@ -70,7 +70,7 @@ struct KeyGradientSweep {
   Panels dlogits;   ///< [C, M]
   Panels product;   ///< [C, D] or [C, E]
   Panels R;         ///< [E, M], the sums transposed
-  float* buffer;    ///< [C, NR]
+  float* buffer;    ///< of project()
   float* row_sums;  ///< [C, N]
   float* unused;    ///< [NR]
 
@@ -80,7 +80,7 @@ struct KeyGradientSweep {
     dlogits = {layout.take(panel_floats(kChunk, head.M)), kChunk};
     product = {layout.take(panel_floats(kChunk, std::max(head.D, head.E))), kChunk};
     R = {layout.take(panel_floats(head.E, head.M)), head.E};
-    buffer = layout.take(panel_floats(kChunk, 1));
+    buffer = layout.take(logit_floats(head));
     row_sums = layout.take(kChunk * panel_width() / 2);
     unused = layout.take(panel_width());
   }

@@ -19,13 +19,13 @@ struct QuerySweep {
   Panels tokens;  ///< [C, D]
   Panels out;     ///< [C, E]
   QueryFeatures features;
-  float* buffer;  ///< [C, NR]
+  float* buffer;  ///< of project()
 
   void place(ScratchLayout& layout, const HeadPlan& head) {
     tokens = {layout.take(panel_floats(kChunk, head.D)), kChunk};
     out = {layout.take(panel_floats(kChunk, head.E)), kChunk};
-    features.place(layout, head.M, kChunk);
-    buffer = layout.take(panel_floats(kChunk, 1));
+    features.place(layout, head, kChunk);
+    buffer = layout.take(logit_floats(head));
   }
 
   void run(const Plan<float>& plan, const HeadPlan& head, const Item& item, int64_t begin,

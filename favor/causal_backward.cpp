@@ -124,7 +124,7 @@ class CausalBackward {
     product_ = {layout.take(panel_floats(kCausalChunk, std::max(head_.D, head_.E))), kCausalChunk};
     z_added_ = layout.take(panels_ * panel_width());
     row_sums_ = layout.take(kCausalChunk * panel_width() / 2);
-    buffer_ = layout.take(panel_floats(kChunk, 1));
+    buffer_ = layout.take(logit_floats(head_));
   }
 
   /// Sets state_ to the state before token t of the segment, a multiple of kStateInterval: what the
@@ -382,7 +382,7 @@ class CausalBackward {
   Panels product_;              ///< [C, D] or [C, E]
   float* z_added_;              ///< [M] padded
   float* row_sums_;             ///< [C, N]
-  float* buffer_;               ///< [C, NR]
+  float* buffer_;               ///< of project()
 };
 
 void run_causal_backward(const Plan<float>& plan, const InputRows& out, const InputRows& dout,

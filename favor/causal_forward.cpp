@@ -120,11 +120,11 @@ class CausalForward {
     queries_ = {layout.take(panel_floats(kCausalChunk, head_.D)), kCausalChunk};
     features_ = {layout.take(panel_floats(kCausalChunk, head_.M)), kCausalChunk};
     features_transposed_ = {layout.take(panel_floats(head_.M, kCausalChunk)), head_.M};
-    query_.place(layout, head_.M, kCausalChunk);
+    query_.place(layout, head_, kCausalChunk);
     scores_ = {layout.take(panel_floats(kCausalChunk, kCausalChunk)), kCausalChunk};
     sums_ = {layout.take(panel_floats(kCausalChunk, head_.E)), kCausalChunk};
     row_sums_ = layout.take(kCausalChunk);
-    buffer_ = layout.take(panel_floats(kCausalChunk, 1));
+    buffer_ = layout.take(logit_floats(head_));
   }
 
   /// Features of the chunk's keys under stabilisers that hold for the chunk, c_next_; the state
@@ -253,7 +253,7 @@ class CausalForward {
   QueryFeatures query_;
   Panels scores_;    ///< [C, C]
   float* row_sums_;  ///< [C]
-  float* buffer_;    ///< [C, NR]
+  float* buffer_;    ///< of project()
 };
 
 void run_causal_forward(const Plan<float>& plan, const OutputRows& out, Saved<float>* saved,

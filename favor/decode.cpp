@@ -120,7 +120,11 @@ class DecodeHead {
   void place(ScratchLayout& layout) {
     c_ = layout.take(state_.stride);
     z_ = layout.take(state_.stride);
-    row_ = layout.take(plan_.D);
+    row_ = layout.take(num_panels(plan_.D) * panel_width());
+    if (plan_.structured != nullptr) {
+      matrix_memory_ = layout.take(HadamardMatrix::floats(*plan_.structured));
+      transformed_ = layout.take(HadamardMatrix::padded_features(*plan_.structured));
+    }
     key_ = layout.take(aligned_floats(plan_.D));
     queries_ = layout.take(num_queries_ * aligned_floats(plan_.D));
     key_logits_ = layout.take(state_.stride);
@@ -144,8 +148,23 @@ class DecodeHead {
   void project(int64_t b, int64_t g, bool absorbs) const {
     const FloatTag d;
     const int64_t D = plan_.D, M = state_.M;
+    HadamardMatrix structured;
+    if (plan_.structured != nullptr) {
+      structured =
+          pack_hadamard(plan_.structured[plan_.P == 1 ? 0 : g], root_scale_, matrix_memory_);
+      std::fill(row_ + D, row_ + num_panels(D) * panel_width(), 0.0f);
+    }
     const auto load = [&](const InputElements& x, float* aligned, float* logits) {
       copy_row(x, D, row_);
+      if (plan_.structured != nullptr) {
+        const int64_t unit = structured.unit_panels() * panel_width();
+        for (int64_t f = 0; f < structured.features; f += unit) {
+          hadamard_logits(structured, Panels{row_, 1}, D, 1, f / unit, transformed_ + f,
+                          panel_width());
+        }
+        std::copy_n(transformed_, M, logits);
+        return;
+      }
       if (plan_.projection != nullptr) {
         align_to_rows(d, row_, D, root_scale_, aligned);
         return;
@@ -271,7 +290,9 @@ class DecodeHead {
   int64_t num_hot_, num_queries_;
   bool positive_;
   float root_scale_;
-  float* row_;                         ///< [D] the key as it came
+  float* row_;                         ///< [D] the key as it came, padded to whole panels
+  float* matrix_memory_ = nullptr;     ///< of a structured matrix
+  float* transformed_ = nullptr;       ///< its logits, padded to whole units
   float *c_, *z_;                      ///< [stride] copies of the state's, zeros beyond M
   float *key_, *queries_;              ///< in the order of dot_rows
   float *key_logits_, *query_logits_;  ///< [stride] and [num_queries, stride]

@@ -136,12 +136,12 @@ struct QueryFeatures {
   float* lanes;        ///< [C, N] running maxima and sums
   float* shift;        ///< [M] padded
 
-  void place(ScratchLayout& layout, int64_t M, int64_t rows) {
-    features = {layout.take(panel_floats(rows, M)), rows};
+  void place(ScratchLayout& layout, const HeadPlan& head, int64_t rows) {
+    features = {layout.take(panel_floats(rows, head.padded_features())), rows};
     denominator = layout.take(kChunk);
     top = layout.take(kChunk);
     lanes = layout.take(kChunk * panel_width() / 2);
-    shift = layout.take(num_panels(M) * panel_width());
+    shift = layout.take(num_panels(head.M) * panel_width());
   }
 };
 
@@ -195,7 +195,8 @@ HWY_NOINLINE void positive_queries(const HeadPlan& head, const Panels& tokens, i
   std::fill_n(lanes, n * N, 2 * kNoKey);
   for (int64_t panel = 0; panel < panels; ++panel) {
     per_panel(panel);
-    const float* u = project(head, tokens, n, panel, out.features.at(0, panel));
+    float* u = out.features.at(0, panel);
+    project_to(head, tokens, n, panel, u, out.features.stride());
     const Vector c0 = hn::LoadU(d, shift + panel * NR);
     const Vector c1 = hn::LoadU(d, shift + panel * NR + N);
     for (int64_t r = 0; r < n; ++r) {

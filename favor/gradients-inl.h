@@ -136,7 +136,16 @@ inline HWY_NOINLINE Panels token_gradient_panels(const HeadPlan& head, const Pan
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
   Panels result = dlogits;
-  if (!head.identity) {
+  if (head.hadamard.size != 0) {
+    // What lies in the last panel beyond M is not a number of the caller's.
+    for (int64_t c = head.M; c < num_panels(head.M) * NR; ++c) {
+      for (int64_t r = 0; r < n; ++r) {
+        dlogits.at(r, c / NR)[c % NR] = 0.0f;
+      }
+    }
+    hadamard_gradients(head.hadamard, dlogits, head.M, head.D, n, product);
+    result = product;
+  } else if (!head.identity) {
     multiply<false>(dlogits, head.rows, product, 0, n, 0, num_panels(head.D), head.M);
     result = product;
   }

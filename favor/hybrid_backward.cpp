@@ -119,7 +119,7 @@ class FarBackward {
     features_ = {layout.take(panel_floats(kChunk, head_.M)), kChunk};
     dlogits_ = {layout.take(panel_floats(kChunk, head_.M)), kChunk};
     product_ = {layout.take(panel_floats(kChunk, std::max(head_.D, head_.E))), kChunk};
-    buffer_ = layout.take(panel_floats(kChunk, 1));
+    buffer_ = layout.take(logit_floats(head_));
     added_ = layout.take(panels_ * panel_width());
     row_sums_ = layout.take(kChunk * panel_width() / 2);
   }
@@ -243,7 +243,7 @@ class FarBackward {
   Panels features_;  ///< [C, M]
   Panels dlogits_;   ///< [C, M]
   Panels product_;   ///< [C, D] or [C, E]
-  float* buffer_;    ///< [C, NR]
+  float* buffer_;    ///< of project()
   float* added_;     ///< [M] padded
   float* row_sums_;  ///< [C, N]
 };

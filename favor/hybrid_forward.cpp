@@ -99,9 +99,9 @@ class FarForward {
     keys_.place(layout, head_, kChunk);
     key_features_ = {layout.take(panel_floats(kChunk, head_.M)), kChunk};
     queries_ = {layout.take(panel_floats(kChunk, head_.D)), kChunk};
-    query_.place(layout, head_.M, kChunk);
+    query_.place(layout, head_, kChunk);
     sums_ = {layout.take(panel_floats(kChunk, head_.E)), kChunk};
-    buffer_ = layout.take(panel_floats(kChunk, 1));
+    buffer_ = layout.take(logit_floats(head_));
     added_ = layout.take(panel_width());
   }
 
@@ -160,7 +160,7 @@ class FarForward {
   Panels queries_;       ///< [C, D]
   QueryFeatures query_;
   Panels sums_;    ///< [C, E]
-  float* buffer_;  ///< [C, NR]
+  float* buffer_;  ///< of project()
   float* added_;   ///< [NR]
 };
 

@@ -28,8 +28,9 @@ struct Plan {
   bool official;  ///< eps is relative to the row's or the keys' largest w.x
   bool renormalize;
   int64_t B, H, G, L, S, D, E, M, P;
-  int64_t rows;         ///< R, rows of a random matrix
-  const T* projection;  ///< [P, R, D] or null
+  int64_t rows;                            ///< R, rows of a random matrix
+  const T* projection;                     ///< [P, R, D] or null
+  const StructuredProjection* structured;  ///< [P] or null
   const T* map_parameters;
   int64_t num_map_parameter_sets;
   const uint8_t* key_padding_mask;
@@ -71,6 +72,9 @@ struct Item {
         segment(plan.segments[static_cast<size_t>(index % plan.num_segments())]),
         segment_index(index % plan.num_segments()) {}
 };
+
+/// Rows of the largest block of a structured matrix that the kernels transform.
+inline constexpr int64_t kLargestFastBlock = 1024;
 
 /// Which of the states kept for the causal backward pass holds the tokens of `segment` before its
 /// token t, a positive multiple of kStateInterval. Distinct over all segments of a call.

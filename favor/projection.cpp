@@ -221,6 +221,13 @@ std::vector<float> draw_projection(const ProjectionSpec& spec) {
   return matrix;
 }
 
+bool StructuredProjection::is_complete() const {
+  return num_features >= 1 && head_dim >= 1 &&
+         block_rows == static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(head_dim))) &&
+         signs.size() == static_cast<size_t>(num_blocks() * kRounds * words()) &&
+         row_scales.size() == static_cast<size_t>(num_features);
+}
+
 std::vector<float> StructuredProjection::to_dense() const {
   std::vector<float> matrix(static_cast<size_t>(num_features * head_dim));
   std::vector<double> columns(static_cast<size_t>(block_rows * head_dim));

@@ -61,11 +61,16 @@ struct StructuredProjection {
 
   int64_t num_blocks() const { return (num_features + block_rows - 1) / block_rows; }
   int64_t words() const { return (block_rows + 31) / 32; }
+  /// The word of signs that holds the one of element i.
+  uint32_t word(int64_t block, int64_t round, int64_t i) const {
+    return signs[static_cast<size_t>((block * kRounds + round) * words() + i / 32)];
+  }
   /// Whether `round` of `block` turns the sign of element i.
   bool is_negative(int64_t block, int64_t round, int64_t i) const {
-    const uint32_t word = signs[static_cast<size_t>((block * kRounds + round) * words() + i / 32)];
-    return (word >> (i % 32) & 1) != 0;
+    return (word(block, round, i) >> (i % 32) & 1) != 0;
   }
+  /// Whether the fields fit one another.
+  bool is_complete() const;
   /// The matrix itself, [M, D] row-major: each element is rounded once.
   std::vector<float> to_dense() const;
 };

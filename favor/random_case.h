@@ -75,6 +75,7 @@ Case random_case(Source& source, bool causal, const CaseSizes& sizes = {}) {
   c.projection = chance(3) ? ProjectionUse::kPerHead : ProjectionUse::kShared;
   const bool softmax = estimates_softmax(c.feature_map);
   if (!softmax && chance(2)) c.projection = ProjectionUse::kNone;
+  c.structured = c.projection != ProjectionUse::kNone && (c.L + c.D + c.M) % 3 == 0;
   if (chance(4)) c.scale = 0.3;
   const bool takes_eps = !is_fitted(c.feature_map) && c.feature_map != FeatureMapKind::kTrig;
   if (takes_eps && chance(softmax ? 6 : 3)) c.feature_eps = 0.2;

@@ -295,7 +295,7 @@ void causal_forward(const AttentionParams<T>& params, View4<const T> q, View4<co
   // Apart from *final_state, which may be the same object as *initial.
   State result;
   if (final_state != nullptr) {
-    result = State(B, G, params.projection == nullptr ? q.sizes[3] : params.num_features, E);
+    result = State(B, G, has_projection(params) ? params.num_features : q.sizes[3], E);
     result.position = (initial != nullptr ? initial->position : 0) + S;
   }
   for_each_piece(params, q, k, [&](const Piece<T>& p) {

@@ -97,6 +97,9 @@ struct FeatureMap {
   /// Whether a query's features keep its |q|^2 and constants, which cancel in a plain ratio.
   bool whole_queries;
 
+  FeatureMap(const FeatureMap&) = delete;
+  FeatureMap(FeatureMap&&) = default;  // an expanded matrix stays in place
+  FeatureMap& operator=(FeatureMap&&) = default;
   /// `fitted`: the parameters of a fitted map (num_map_parameters), else empty.
   FeatureMap(const AttentionParams<T>& params, int64_t key_head, int64_t head_dim,
              std::span<const double> fitted = {})
@@ -113,7 +116,13 @@ struct FeatureMap {
         eps_(static_cast<T>(resolve_feature_eps(params))),
         x_(D),
         u_(M) {
-    if (w_ != nullptr && params.num_projections > 1) w_ += key_head * R_ * D;
+    const int64_t matrix = params.num_projections > 1 ? key_head : 0;
+    if (w_ != nullptr) w_ += matrix * R_ * D;
+    if (params.structured != nullptr) {
+      const std::vector<float> dense = params.structured[matrix].to_dense();
+      expanded_.assign(dense.begin(), dense.end());
+      w_ = expanded_.data();
+    }
     if (log_linear) {
       const LogLinearMap map = make_log_linear_map(kind_, w_, M, D, fitted);
       const auto convert = [](const std::vector<double>& from) {
@@ -205,7 +214,7 @@ struct FeatureMap {
   };
 
   static int64_t num_features(const AttentionParams<T>& params, int64_t head_dim) {
-    return params.projection == nullptr ? head_dim : params.num_features;
+    return has_projection(params) ? params.num_features : head_dim;
   }
 
   static T minus_infinity() { return -std::numeric_limits<T>::infinity(); }
@@ -261,7 +270,8 @@ struct FeatureMap {
   FeatureMapKind kind_;
   bool official_;
   int64_t R_;
-  const T* w_;  // [R, D], or null: the features are those of x itself
+  const T* w_;               // [R, D], or null: the features are those of x itself
+  std::vector<T> expanded_;  // a structured matrix
   T root_scale_, eps_;
   T key_top_ = minus_infinity();
   Matrices query_, key_;

@@ -234,6 +234,7 @@ struct Case {
   bool causal = false;
   FeatureMapKind feature_map = FeatureMapKind::kPositive;
   ProjectionUse projection = ProjectionUse::kShared;
+  bool structured = false;  ///< Hadamard matrices, which kernels get in compact form
   MaskKind mask = MaskKind::kNone;
   std::vector<int64_t> cu_seqlens_q, cu_seqlens_k;
   double norm = 1;
@@ -257,10 +258,10 @@ struct Case {
                    exact ? "exact" : to_string(feature_map), " window ", window, " sinks ", sinks,
                    " B", B, " H", H, " L", L, " S", S, " D", D, " E", E, " M", M, " norm ", norm,
                    " mask ", static_cast<int>(mask), " projection ", static_cast<int>(projection),
-                   " layout ", static_cast<int>(layout), " segments ", cu_seqlens_q.size(),
-                   " group ", group, " weights ", static_cast<int>(weights), " renormalize ",
-                   renormalize, " eps ", feature_eps.value_or(-1), " element ",
-                   static_cast<int>(element));
+                   structured ? " structured" : "", " layout ", static_cast<int>(layout),
+                   " segments ", cu_seqlens_q.size(), " group ", group, " weights ",
+                   static_cast<int>(weights), " renormalize ", renormalize, " eps ",
+                   feature_eps.value_or(-1), " element ", static_cast<int>(element));
   }
 };
 
@@ -269,7 +270,8 @@ struct Case {
 struct Problem {
   Case spec;
   std::vector<float> q, k, v, dout, projection, key_log_weight;
-  std::vector<float> map_parameters;  ///< given to causal calls of a fitted map
+  std::vector<float> map_parameters;             ///< given to causal calls of a fitted map
+  std::vector<StructuredProjection> structured;  ///< the matrices of `projection`, or empty
   std::vector<uint8_t> mask;
 };
 
@@ -289,6 +291,10 @@ inline Problem make_problem(const Case& spec) {
       matrix.head_dim = c.D;
       matrix.seed = c.seed;
       matrix.head = static_cast<uint32_t>(h);
+      if (c.structured) {
+        matrix.kind = ProjectionKind::kHadamard;
+        p.structured.push_back(draw_structured_projection(matrix));
+      }
       const std::vector<float> w = draw_projection(matrix);
       p.projection.insert(p.projection.end(), w.begin(), w.end());
     }
@@ -512,7 +518,11 @@ Results<float> run_kernel_on(const Problem& p, Passes passes) {
   saved.normalizer = normalizer.view().data;
   saved.state = c.keep_state ? state.view().data : nullptr;
   saved.chunk_starts = c.causal ? chunk_starts.data() : nullptr;
-  const Params<float> owned(p);
+  Params<float> owned(p);
+  if (!p.structured.empty()) {
+    owned.value.projection = nullptr;
+    owned.value.structured = p.structured.data();
+  }
   const AttentionParams<float>& params = owned.value;
   const bool both = passes != Passes::kForward;
   if (c.exact) {
@@ -580,6 +590,7 @@ struct Judge {
   // Results of 16 bits are rounded once more. The naive results are rounded too, but on a small
   // problem they may be luckier than half a spacing.
   double storage_rounding = 0;
+  double transform_rounding = 0;
 
   explicit Judge(const Problem& p, Passes passes = Passes::kBoth)
       : truth(run_reference<double>(p, passes)),
@@ -593,6 +604,7 @@ struct Judge {
     // less on the average of features. The naive code has the token's own stabilisers. Only large
     // norms go that far.
     if (p.spec.causal && p.spec.norm > 8) chunk_rounding = 4e-6;
+    if (p.spec.structured) transform_rounding = transform_error(p.spec);
     if (compare_gradients) terms = run_reference<double>(p, Passes::kTerms);
     add(run_reference<float>(p, passes), truth);
     const Case& c = p.spec;
@@ -605,6 +617,18 @@ struct Judge {
       }
       add(run_reference<float>(other, passes), run_reference<double>(other, passes));
     }
+  }
+
+  /// What a fast transform may add to the error of a logit, and so, relatively, to that of a
+  /// weight: each of its 3 log2(n) additions rounds numbers of the size of the logits, norm sqrt(D
+  /// scale) on average, by 2^-25 rms of it at most. Four standard deviations, for there are many
+  /// logits. The naive products can be right by luck where there are few.
+  static double transform_error(const Case& c) {
+    const double D = static_cast<double>(c.D);
+    const double stages = 3 * std::ceil(std::log2(D));
+    const double softmax_scale = estimates_softmax(c.feature_map) ? 1 / std::sqrt(D) : 1;
+    return 4 * 0x1p-25 * std::sqrt(stages) * c.norm *
+           std::sqrt(D * c.scale.value_or(softmax_scale));
   }
 
   /// Empty if the results pass, else what is wrong with them.
@@ -620,11 +644,12 @@ struct Judge {
                          ", naive float ", e.naive, "); ");
       }
     };
-    check("out", r.out, out, truth.out, {}, chunk_rounding + storage_rounding);
+    const double rounding = storage_rounding + transform_rounding;
+    check("out", r.out, out, truth.out, {}, chunk_rounding + rounding);
     if (compare_gradients) {
-      check("dq", r.dq, dq, truth.dq, terms.dq, storage_rounding);
-      check("dk", r.dk, dk, truth.dk, terms.dk, storage_rounding);
-      check("dv", r.dv, dv, truth.dv, terms.dv, storage_rounding);
+      check("dq", r.dq, dq, truth.dq, terms.dq, rounding);
+      check("dk", r.dk, dk, truth.dk, terms.dk, rounding);
+      check("dv", r.dv, dv, truth.dv, terms.dv, rounding);
     } else if (!all_finite(saturated(element, r.dq)) || !all_finite(saturated(element, r.dk)) ||
                !all_finite(saturated(element, r.dv))) {
       wrong += "a gradient is not finite; ";

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "favor/elements-inl.h"
+#include "favor/hadamard-inl.h"
 #include "favor/plan.h"
 #include "favor/simd-inl.h"
 #include "hwy/aligned_allocator.h"
@@ -52,8 +53,16 @@ struct HeadPlan {
   // those of u > 0 at least eps_active, with eps_border between.
   float eps_border, eps_active;
   int64_t D, E, M;
-  Panels columns;  ///< [D, M] right operand of the projection
-  Panels rows;     ///< [M, D] right operand of the gradients, left operand of transposed logits
+  Panels columns;           ///< [D, M] right operand of the projection
+  Panels rows;              ///< [M, D] right operand of the gradients
+  HadamardMatrix hadamard;  ///< takes the place of both if its size is not 0
+
+  /// Panels of logits that come at a time.
+  int64_t unit_panels() const { return hadamard.size == 0 ? 1 : hadamard.unit_panels(); }
+  /// Features, up to the border of the last unit.
+  int64_t padded_features() const {
+    return hadamard.size == 0 ? num_panels(M) * panel_width() : hadamard.features;
+  }
 };
 
 /// Copies n rows of `cols` elements into panel layout, multiplied by `multiplier`; rows whose
@@ -201,17 +210,35 @@ struct KeyChunk {
   }
 };
 
-/// Logits of n packed tokens for the features of one panel, [n, NR]: in `buffer`, or where the
-/// tokens lie if there is no projection.
+/// Floats of the buffer that project() takes.
+inline int64_t logit_floats(const HeadPlan& head) {
+  return head.unit_panels() * panel_floats(kChunk, 1);
+}
+
+/// Writes logits of n packed tokens for the features of one panel, [n, NR], to `to` in a matrix
+/// whose panels are `stride` floats apart. With a structured matrix the first panel of a unit
+/// brings those of the whole unit, and the others nothing.
+inline HWY_NOINLINE void project_to(const HeadPlan& head, const Panels& tokens, int64_t n,
+                                    int64_t panel, float* to, int64_t stride) {
+  if (head.hadamard.size == 0) {
+    const Panels right{head.columns.at(0, panel), head.columns.rows};
+    multiply<false>(tokens, right, Panels{to, kChunk}, 0, n, 0, 1, head.D);
+  } else if (panel % head.unit_panels() == 0) {
+    hadamard_logits(head.hadamard, tokens, head.D, n, panel / head.unit_panels(), to, stride);
+  }
+}
+
+/// Logits of n packed tokens for the features of one panel, [n, NR]: in `buffer`, logit_floats
+/// long, or where the tokens lie if there is no projection. Panels are to be asked for in turn.
 inline const float* project(const HeadPlan& head, const Panels& tokens, int64_t n, int64_t panel,
                             float* buffer) {
   if (head.identity) {
     return tokens.at(0, panel);
   }
-  const Panels out{buffer, kChunk};
-  const Panels right{head.columns.at(0, panel), head.columns.rows};
-  multiply<false>(tokens, right, out, 0, n, 0, 1, head.D);
-  return buffer;
+  const Panels unit{buffer, kChunk};
+  float* place = unit.at(0, panel % head.unit_panels());
+  project_to(head, tokens, n, panel, place, unit.stride());
+  return place;
 }
 
 /// The constants and packed matrices of every head of a call.
@@ -221,7 +248,7 @@ class HeadPlans {
     const double log2e = 1.4426950408889634;
     HeadPlan head;
     head.positive = plan.feature_map == FeatureMapKind::kPositive;
-    head.identity = plan.projection == nullptr;
+    head.identity = plan.projection == nullptr && plan.structured == nullptr;
     head.D = plan.D;
     head.E = plan.E;
     head.M = plan.M;
@@ -235,6 +262,10 @@ class HeadPlans {
     head.eps_active = static_cast<float>(plan.eps * (1 + 0x1p-20));
     if (head.identity) {
       heads_.push_back(head);
+      return;
+    }
+    if (plan.structured != nullptr) {
+      pack_structured(plan, head);
       return;
     }
     const int64_t cols_floats = panel_floats(plan.D, plan.M);
@@ -258,6 +289,16 @@ class HeadPlans {
   }
 
  private:
+  void pack_structured(const Plan<float>& plan, HeadPlan head) {
+    const int64_t floats = HadamardMatrix::floats(plan.structured[0]);
+    memory_ = hwy::AllocateAligned<float>(static_cast<size_t>(plan.P * floats));
+    for (int64_t p = 0; p < plan.P; ++p) {
+      head.hadamard = pack_hadamard(plan.structured[p], static_cast<float>(std::sqrt(plan.scale)),
+                                    memory_.get() + p * floats);
+      heads_.push_back(head);
+    }
+  }
+
   bool shared_;
   hwy::AlignedFreeUniquePtr<float[]> memory_;
   std::vector<HeadPlan> heads_;
