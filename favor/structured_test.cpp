@@ -81,6 +81,22 @@ TEST(StructuredAttention, MatchesReferenceWithWideBlocksAndLargeNorms) {
   }
 }
 
+TEST(StructuredAttention, MatchesReferenceBesideAnExactWindow) {
+  for (const bool causal : {false, true}) {
+    for (const int64_t D : {3, 64}) {
+      Case c;
+      c.causal = causal;
+      c.D = D;
+      c.M = 37;
+      c.L = c.S = 100;
+      c.window = 16;
+      c.sinks = 2;
+      c.structured = true;
+      expect_parity(c);
+    }
+  }
+}
+
 TEST(StructuredAttention, DecodingGivesTheCausalRows) {
   for (const int64_t D : {1, 3, 17, 64, 128}) {
     for (const auto map : {FeatureMapKind::kPositive, FeatureMapKind::kRelu}) {
