@@ -619,7 +619,8 @@ struct Judge {
         element(p.spec.element),
         // Beyond, attention is one-hot and float gradients are mostly cancellation. Fitted maps
         // multiply logits by sqrt(1 - 4A), which is large when the norm is.
-        compare_gradients(passes == Passes::kBoth && p.spec.norm <= 8),
+        compare_gradients(passes == Passes::kBoth &&
+                          p.spec.norm <= (is_fitted(p.spec.feature_map) ? 4 : 8)),
         storage_rounding(rounding_unit(p.spec.element)) {
     if (!compare_gradients) passes = Passes::kForward;
     // A chunk's stabilisers know its later keys, so exponents reach down to -126 in base 2, where
