@@ -15,8 +15,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "favor/features-inl.h"
 #include "favor/parallel.h"
+#include "favor/query_features-inl.h"
 #include "favor/state-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -65,13 +65,13 @@ struct KeySweep {
   KeyChunk keys;
   Panels features;  ///< [C, M]
   float* buffer;    ///< of project()
-  float* sums;      ///< [NR]
+  float* sums;      ///< [M] padded
 
   void place(ScratchLayout& layout, const HeadPlan& head) {
     keys.place(layout, head, kChunk);
     features = {layout.take(panel_floats(kChunk, head.M)), kChunk};
     buffer = layout.take(logit_floats(head));
-    sums = layout.take(panel_width());
+    sums = layout.take(num_panels(head.M) * panel_width());
   }
 
   void run(const Plan<float>& plan, const HeadPlan& head, const Item& item, int64_t begin,
@@ -82,22 +82,22 @@ struct KeySweep {
       const int64_t n = std::min(kChunk, end - j);
       const NextRows next(j + n, end, kChunk);
       keys.load(plan, head, item, j, n);
-      const float fall = weigh_keys(head, keys, n, state.c);
-      for (int64_t panel = 0; panel < panels; ++panel) {
-        const int64_t f = panel * NR;
-        const int64_t rows = std::min(NR, head.M - f);
-        prefetch_rows(plan.k, item.b, item.g, next.first, next.last, panel, panels);
-        prefetch_rows(plan.v, item.b, item.g, next.first, next.last, panel, panels);
-        key_features(head, f, project(head, head.key, keys.tokens, n, panel, buffer), keys, n, fall,
-                     state.c + f, features.at(0, panel), nullptr, sums, [&](const float* factor) {
-                       scale_rows(state.S, head.E, f, rows, factor);
-                       for (int64_t i = 0; i < rows; ++i) {
-                         state.z[f + i] *= factor[i];
-                       }
-                     });
-        for (int64_t i = 0; i < rows; ++i) {
-          state.z[f + i] += sums[i];
-        }
+      chunk_key_features(
+          head, keys, n, state.c, features, Panels{nullptr, 0}, sums, buffer,
+          [&](int64_t panel) {
+            prefetch_rows(plan.k, item.b, item.g, next.first, next.last, panel, panels);
+            prefetch_rows(plan.v, item.b, item.g, next.first, next.last, panel, panels);
+          },
+          [&](int64_t panel, const float* factor) {
+            const int64_t f = panel * NR;
+            const int64_t rows = std::min(NR, head.M - f);
+            scale_rows(state.S, head.E, f, rows, factor);
+            for (int64_t i = 0; i < rows; ++i) {
+              state.z[f + i] *= factor[i];
+            }
+          });
+      for (int64_t f = 0; f < head.M; ++f) {
+        state.z[f] += sums[f];
       }
       multiply_transposed(features, keys.values, state.S, state.S, head.M, num_panels(head.E), n);
     }

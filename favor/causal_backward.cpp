@@ -9,7 +9,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "favor/causal_backward.cpp"
 #include "hwy/foreach_target.h"
-#include "favor/features-inl.h"
+#include "favor/query_features-inl.h"
 #include "favor/gradients-inl.h"
 #include "favor/state-inl.h"
 // clang-format on
@@ -211,18 +211,16 @@ class CausalBackward {
   /// z_added_ receives what the chunk adds to z.
   void chunk_features(int64_t n, const HeldChunk& held) const {
     const int64_t NR = panel_width();
-    const float fall = weigh_keys(head_, keys_, n, state_.c);
-    for (int64_t panel = 0; panel < panels_; ++panel) {
-      const int64_t f = panel * NR;
-      key_features(head_, f, project(head_, head_.key, keys_.tokens, n, panel, buffer_), keys_, n,
-                   fall, state_.c + f, held.key_features.at(0, panel), held.key_slopes.at(0, panel),
-                   z_added_ + f, [&](const float* factor) {
-                     scale_columns(state_.S, head_.E, panel, factor);
-                     for (int64_t i = 0; i < NR; ++i) {
-                       state_.z[f + i] *= factor[i];
-                     }
-                   });
-    }
+    chunk_key_features(
+        head_, keys_, n, state_.c, held.key_features, held.key_slopes, z_added_, buffer_,
+        [](int64_t) {},
+        [&](int64_t panel, const float* factor) {
+          const int64_t f = panel * NR;
+          scale_columns(state_.S, head_.E, panel, factor);
+          for (int64_t i = 0; i < NR; ++i) {
+            state_.z[f + i] *= factor[i];
+          }
+        });
   }
 
   /// Adds the chunk, whose features are known, to state_.

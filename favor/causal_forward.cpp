@@ -8,7 +8,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "favor/causal_forward.cpp"
 #include "hwy/foreach_target.h"
-#include "favor/features-inl.h"
+#include "favor/query_features-inl.h"
 #include "favor/state-inl.h"
 // clang-format on
 
@@ -149,18 +149,16 @@ class CausalForward {
     bool raised = false;
     std::copy_n(state_.c, panels_ * NR, c_next_);
     std::fill_n(factor_, panels_ * NR, 1.0f);
-    const float fall = weigh_keys(head_, keys_, n, c_next_);
-    for (int64_t panel = 0; panel < panels_; ++panel) {
-      const int64_t f = panel * NR;
-      prefetch_rows(plan_.k, item_.b, item_.g, next.first, next.last, panel, panels_);
-      prefetch_rows(plan_.v, item_.b, item_.g, next.first, next.last, panel, panels_);
-      key_features(head_, f, project(head_, head_.key, keys_.tokens, n, panel, buffer_), keys_, n,
-                   fall, c_next_ + f, features_.at(0, panel), nullptr, z_added_ + f,
-                   [&](const float* factor) {
-                     raised = true;
-                     std::copy_n(factor, NR, factor_ + f);
-                   });
-    }
+    chunk_key_features(
+        head_, keys_, n, c_next_, features_, Panels{nullptr, 0}, z_added_, buffer_,
+        [&](int64_t panel) {
+          prefetch_rows(plan_.k, item_.b, item_.g, next.first, next.last, panel, panels_);
+          prefetch_rows(plan_.v, item_.b, item_.g, next.first, next.last, panel, panels_);
+        },
+        [&](int64_t panel, const float* factor) {
+          raised = true;
+          std::copy_n(factor, NR, factor_ + panel * NR);
+        });
     return raised;
   }
 
@@ -173,9 +171,12 @@ class CausalForward {
   /// Whether some row's denominator is too small to trust although the row has keys.
   bool underflows(int64_t num_queries, int64_t without_keys) const {
     const float limit = std::exp2(kGuardExponent);
-    return head_.log_linear && num_queries > 1 &&
-           std::any_of(query_.denominator + without_keys, query_.denominator + num_queries,
-                       [limit](float denominator) { return denominator < limit; });
+    for (int64_t r = without_keys; r < num_queries && num_queries > 1; ++r) {
+      if (head_.log_linear && query_.denominator[r] < limit * query_.excess[r]) {
+        return true;
+      }
+    }
+    return false;
   }
 
   void run_chunk(int64_t t, int64_t num_queries) {

@@ -9,7 +9,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "favor/decode.cpp"
 #include "hwy/foreach_target.h"
-#include "favor/features-inl.h"
+#include "favor/query_features-inl.h"
 #include "favor/row_products-inl.h"
 // clang-format on
 

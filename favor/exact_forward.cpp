@@ -7,7 +7,7 @@
 #define HWY_TARGET_INCLUDE "favor/exact_forward.cpp"
 #include "hwy/foreach_target.h"
 #include "favor/exact-inl.h"
-#include "favor/features-inl.h"
+#include "favor/query_features-inl.h"
 #include "favor/state-inl.h"
 // clang-format on
 

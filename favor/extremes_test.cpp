@@ -88,6 +88,31 @@ TEST(Extremes, ReluWithoutActiveFeaturesIsZero) {
   }
 }
 
+TEST(Extremes, QueriesMayMatchAnyFeatures) {
+  // Exponents of tens on the last features, below 1 on the first, and the other way round.
+  for (const bool causal : {false, true}) {
+    for (const bool last : {false, true}) {
+      Case c;
+      c.causal = causal;
+      c.H = 1;
+      c.L = c.S = 70;
+      c.D = 8;
+      c.M = 150;
+      SCOPED_TRACE(c.name());
+      Problem p = test::make_problem(c);
+      for (int64_t f = 0; f < c.M; ++f) {
+        p.projection[f * c.D] = (f >= 70) == last ? 11.0f : 0.01f;
+      }
+      for (int64_t t = 0; t < c.L; t += 3) p.q[t * c.D] = 10.0f;
+      const Judge judge(p);
+      test::for_each_isa([&](const char* isa) {
+        SCOPED_TRACE(isa);
+        EXPECT_EQ(judge.verdict(test::run_kernel(p)), "");
+      });
+    }
+  }
+}
+
 TEST(Extremes, LengthsOfZeroAreLegal) {
   struct Sizes {
     int64_t B, H, L, S;

@@ -17,7 +17,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "favor/features-inl.h"
+#include "favor/query_features-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace favor {

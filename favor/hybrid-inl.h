@@ -20,8 +20,8 @@
 #include <numbers>
 
 #include "favor/exact_plan.h"
-#include "favor/features-inl.h"
 #include "favor/heads-inl.h"
+#include "favor/query_features-inl.h"
 #include "favor/state-inl.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -83,6 +83,23 @@ HWY_INLINE Vector exp2(Vector x) {
   return hn::IfThenZeroElse(below, exp2_from_parts(f, shifted));
 }
 
+// Jobs. A product leaves most issue slots of the core to other work, and other work, alone, leaves
+// the multipliers idle. So element-wise work is handed to products in small steps, of which they
+// take one after every kJobPeriod turns of a tile's inner loop. tile_done(rows) tells the job that
+// `rows` more rows of the product lie in memory.
+
+inline constexpr int64_t kJobPeriod = 8;
+
+/// Whether steps are woven into the inner loop: they take registers beside those of the tile.
+inline constexpr bool kWeaveJobs = kTileRows == 8;
+
+/// No work.
+struct NoJob {
+  static constexpr bool kIsEmpty = true;
+  HWY_INLINE void step() {}
+  HWY_INLINE void tile_done(int64_t) {}
+};
+
 #define FAVOR_FOR_EACH_ROW(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
 
 /// A column of `tiles` register tiles: out[r, 0..NR) = initial[r, 0..NR) + sum_k left(r, k)
@@ -93,10 +110,10 @@ HWY_INLINE Vector exp2(Vector x) {
 /// `left_panel` floats; from left[k * NR + r] when transposed. A half tile has the panel's first
 /// vector only and leaves the rest of `out` as it is. Named accumulators, because g++ 12 keeps
 /// arrays of vectors in memory.
-template <int kRows, bool kTransposed, bool kHalf = false>
+template <int kRows, bool kTransposed, bool kHalf, class Job>
 HWY_NOINLINE void multiply_tiles(const float* HWY_RESTRICT left, int64_t left_panel,
                                  const float* HWY_RESTRICT right, const float* initial, float* out,
-                                 int64_t num_k, int64_t tiles) {
+                                 int64_t num_k, int64_t tiles, Job& shared_job) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
@@ -104,6 +121,7 @@ HWY_NOINLINE void multiply_tiles(const float* HWY_RESTRICT left, int64_t left_pa
   const int64_t k_stride = kTransposed ? NR : 1;
   // Transposed operands run down one panel; the others cross a panel border every NR elements.
   const int64_t run = kTransposed ? num_k : NR;
+  Job job = shared_job;  // a copy, whose members can stay in registers
   for (; tiles > 0; --tiles) {
 #define FAVOR_DECLARE_ROW(r) Vector a##r = hn::Zero(d), b##r = hn::Zero(d);
     FAVOR_FOR_EACH_ROW(FAVOR_DECLARE_ROW)
@@ -113,20 +131,30 @@ HWY_NOINLINE void multiply_tiles(const float* HWY_RESTRICT left, int64_t left_pa
     for (int64_t k0 = 0; k0 < num_k; k0 += run) {
       const float* HWY_RESTRICT element = left_run;
       const int64_t k_end = std::min(run, num_k - k0);
-      for (int64_t k = 0; k < k_end; ++k) {
-        const Vector x = hn::LoadU(d, right_row);
-        const Vector y = hn::LoadU(d, right_row + N);
 #define FAVOR_ACCUMULATE_ROW(r)                                   \
   if constexpr (kRows > r) {                                      \
     const Vector broadcast = hn::Set(d, element[r * row_stride]); \
     a##r = hn::MulAdd(broadcast, x, a##r);                        \
     if constexpr (!kHalf) b##r = hn::MulAdd(broadcast, y, b##r);  \
   }
-        FAVOR_FOR_EACH_ROW(FAVOR_ACCUMULATE_ROW)
-#undef FAVOR_ACCUMULATE_ROW
-        element += k_stride;
-        right_row += NR;
+#define FAVOR_ACCUMULATE                          \
+  {                                               \
+    const Vector x = hn::LoadU(d, right_row);     \
+    const Vector y = hn::LoadU(d, right_row + N); \
+    FAVOR_FOR_EACH_ROW(FAVOR_ACCUMULATE_ROW)      \
+    element += k_stride;                          \
+    right_row += NR;                              \
+  }
+      int64_t k = 0;
+      if constexpr (kWeaveJobs && !Job::kIsEmpty) {
+        for (; k + kJobPeriod <= k_end; k += kJobPeriod) {
+          for (int64_t i = 0; i < kJobPeriod; ++i) FAVOR_ACCUMULATE
+          job.step();
+        }
       }
+      for (; k < k_end; ++k) FAVOR_ACCUMULATE
+#undef FAVOR_ACCUMULATE
+#undef FAVOR_ACCUMULATE_ROW
       left_run += left_panel;
     }
     if (initial != nullptr) {
@@ -146,9 +174,14 @@ HWY_NOINLINE void multiply_tiles(const float* HWY_RESTRICT left, int64_t left_pa
   }
     FAVOR_FOR_EACH_ROW(FAVOR_STORE_ROW)
 #undef FAVOR_STORE_ROW
+    job.tile_done(kRows);
+    if constexpr (!kWeaveJobs && !Job::kIsEmpty) {
+      for (int64_t k = 0; k < num_k; k += kJobPeriod) job.step();
+    }
     left += kRows * row_stride;
     out += kRows * NR;
   }
+  shared_job = job;
 }
 
 /// A matrix in panel layout, seen as operand or result of a product.
@@ -162,43 +195,63 @@ struct Panels {
   int64_t stride() const { return rows * panel_width(); }
 };
 
-/// multiply_tiles for a number of rows known at run time.
-template <bool kTransposed>
+/// multiply_tiles for a number of rows known at run time. Rows beyond the last whole tile take no
+/// job along.
+template <bool kTransposed, class Job>
 inline void multiply_rows(int64_t rows, const float* left, int64_t left_panel, const float* right,
-                          const float* initial, float* out, int64_t num_k) {
+                          const float* initial, float* out, int64_t num_k, Job& job) {
   static_assert(kTileRows <= 8);
   const int64_t NR = panel_width();
   const int64_t tiles = rows / kTileRows;
-  multiply_tiles<kTileRows, kTransposed>(left, left_panel, right, initial, out, num_k, tiles);
+  multiply_tiles<kTileRows, kTransposed, false>(left, left_panel, right, initial, out, num_k, tiles,
+                                                job);
   const int64_t done = tiles * kTileRows;
   left += done * (kTransposed ? 1 : NR);
   initial = initial == nullptr ? nullptr : initial + done * NR;
   out += done * NR;
+  NoJob no_job;
   switch (rows - done) {
-#define FAVOR_CASE(r)                                                                      \
-  case r + 1:                                                                              \
-    if constexpr (r + 1 < kTileRows) {                                                     \
-      multiply_tiles<r + 1, kTransposed>(left, left_panel, right, initial, out, num_k, 1); \
-    }                                                                                      \
+#define FAVOR_CASE(r)                                                                            \
+  case r + 1:                                                                                    \
+    if constexpr (r + 1 < kTileRows) {                                                           \
+      multiply_tiles<r + 1, kTransposed, false>(left, left_panel, right, initial, out, num_k, 1, \
+                                                no_job);                                         \
+    }                                                                                            \
     break;
     FAVOR_FOR_EACH_ROW(FAVOR_CASE)
 #undef FAVOR_CASE
     default:
-      break;
+      return;
   }
+  job.tile_done(rows - done);
 }
 #undef FAVOR_FOR_EACH_ROW
 
+template <bool kTransposed>
+inline void multiply_rows(int64_t rows, const float* left, int64_t left_panel, const float* right,
+                          const float* initial, float* out, int64_t num_k) {
+  NoJob job;
+  multiply_rows<kTransposed>(rows, left, left_panel, right, initial, out, num_k, job);
+}
+
 /// out[m, n] (+)= sum_k left[m, k] right[k, n] for m in [m_begin, m_end), the columns of panels
 /// [panel_begin, panel_end) and k in [0, num_k).
-template <bool kAccumulate>
+template <bool kAccumulate, class Job>
 inline void multiply(const Panels& left, const Panels& right, const Panels& out, int64_t m_begin,
-                     int64_t m_end, int64_t panel_begin, int64_t panel_end, int64_t num_k) {
+                     int64_t m_end, int64_t panel_begin, int64_t panel_end, int64_t num_k,
+                     Job& job) {
   for (int64_t panel = panel_begin; panel < panel_end && m_begin < m_end; ++panel) {
     float* at = out.at(m_begin, panel);
     multiply_rows<false>(m_end - m_begin, left.at(m_begin, 0), left.stride(), right.at(0, panel),
-                         kAccumulate ? at : nullptr, at, num_k);
+                         kAccumulate ? at : nullptr, at, num_k, job);
   }
+}
+
+template <bool kAccumulate>
+inline void multiply(const Panels& left, const Panels& right, const Panels& out, int64_t m_begin,
+                     int64_t m_end, int64_t panel_begin, int64_t panel_end, int64_t num_k) {
+  NoJob job;
+  multiply<kAccumulate>(left, right, out, m_begin, m_end, panel_begin, panel_end, num_k, job);
 }
 
 /// out[m, n] = initial[m, n] + sum_k left[k, m] right[k, n] for m in [0, rows), the columns of
@@ -227,12 +280,13 @@ inline int64_t first_lower_row(int64_t panel) {
 inline void multiply_to_lower(const Panels& left, const Panels& right, const Panels& out,
                               int64_t queries, int64_t keys, int64_t num_k) {
   const int64_t N = panel_width() / 2;
+  NoJob job;
   for (int64_t panel = 0; panel < num_panels(keys); ++panel) {
     int64_t m = first_lower_row(panel);
     for (; m + kTileRows <= std::min(panel * 2 * N + N, queries); m += kTileRows) {
       // The diagonal leaves these rows within the panel's first vector.
       multiply_tiles<kTileRows, false, true>(left.at(m, 0), left.stride(), right.at(0, panel),
-                                             nullptr, out.at(m, panel), num_k, 1);
+                                             nullptr, out.at(m, panel), num_k, 1, job);
     }
     multiply<false>(left, right, out, m, queries, panel, panel + 1, num_k);
   }
@@ -289,119 +343,6 @@ inline void multiply_lower_transposed(const Panels& lower, const Panels& right, 
                           accumulate ? out.at(m, panel) : nullptr, out.at(m, panel),
                           queries - first);
       m += rows;
-    }
-  }
-}
-
-#if HWY_TARGET == HWY_SCALAR
-/// Rows and columns of the blocks that transpose_block handles.
-HWY_INLINE int64_t transpose_size() {
-  return 1;
-}
-
-HWY_INLINE void transpose_block(const float* HWY_RESTRICT from, float* HWY_RESTRICT to) {
-  to[0] = from[0];
-}
-#else
-/// Rows and columns of the blocks that transpose_block handles: a vector's lanes, at most 16.
-HWY_INLINE int64_t transpose_size() {
-  return std::min<int64_t>(16, static_cast<int64_t>(hn::Lanes(FloatTag())));
-}
-
-/// Loads four rows and interleaves them, so that each 128-bit block b of column[i] holds the four
-/// rows' elements of column 4 b + i.
-template <class D>
-HWY_INLINE void interleave_rows(D d, const float* HWY_RESTRICT from, hn::Vec<D>& column0,
-                                hn::Vec<D>& column1, hn::Vec<D>& column2, hn::Vec<D>& column3) {
-  const int64_t NR = panel_width();
-  const auto row0 = hn::LoadU(d, from);
-  const auto row1 = hn::LoadU(d, from + NR);
-  const auto row2 = hn::LoadU(d, from + 2 * NR);
-  const auto row3 = hn::LoadU(d, from + 3 * NR);
-  const auto lower02 = hn::InterleaveLower(d, row0, row2);
-  const auto lower13 = hn::InterleaveLower(d, row1, row3);
-  const auto upper02 = hn::InterleaveUpper(d, row0, row2);
-  const auto upper13 = hn::InterleaveUpper(d, row1, row3);
-  column0 = hn::InterleaveLower(d, lower02, lower13);
-  column1 = hn::InterleaveUpper(d, lower02, lower13);
-  column2 = hn::InterleaveLower(d, upper02, upper13);
-  column3 = hn::InterleaveUpper(d, upper02, upper13);
-}
-
-/// Transposes a square block of transpose_size() rows within a panel into another panel.
-HWY_INLINE void transpose_block(const float* HWY_RESTRICT from, float* HWY_RESTRICT to) {
-  const hn::CappedTag<float, 16> d;
-  using Block = hn::Vec<decltype(d)>;
-  const int64_t NR = panel_width();
-  Block a0, a1, a2, a3;
-  interleave_rows(d, from, a0, a1, a2, a3);
-#if HWY_MAX_BYTES == 16
-  hn::StoreU(a0, d, to);
-  hn::StoreU(a1, d, to + NR);
-  hn::StoreU(a2, d, to + 2 * NR);
-  hn::StoreU(a3, d, to + 3 * NR);
-#elif HWY_MAX_BYTES == 32
-  Block b0, b1, b2, b3;
-  interleave_rows(d, from + 4 * NR, b0, b1, b2, b3);
-  const auto store = [&](Block rows0, Block rows1, int64_t column) HWY_ATTR {
-    hn::StoreU(hn::ConcatLowerLower(d, rows1, rows0), d, to + column * NR);
-    hn::StoreU(hn::ConcatUpperUpper(d, rows1, rows0), d, to + (column + 4) * NR);
-  };
-  store(a0, b0, 0);
-  store(a1, b1, 1);
-  store(a2, b2, 2);
-  store(a3, b3, 3);
-#else
-  Block b0, b1, b2, b3, c0, c1, c2, c3, e0, e1, e2, e3;
-  interleave_rows(d, from + 4 * NR, b0, b1, b2, b3);
-  interleave_rows(d, from + 8 * NR, c0, c1, c2, c3);
-  interleave_rows(d, from + 12 * NR, e0, e1, e2, e3);
-  // Transposes the 4 x 4 matrix of 128-bit blocks whose rows are the arguments.
-  const auto store = [&](Block rows0, Block rows1, Block rows2, Block rows3,
-                         int64_t column) HWY_ATTR {
-    const auto even01 = hn::OddEvenBlocks(hn::SwapAdjacentBlocks(rows1), rows0);
-    const auto odd01 = hn::OddEvenBlocks(rows1, hn::SwapAdjacentBlocks(rows0));
-    const auto even23 = hn::OddEvenBlocks(hn::SwapAdjacentBlocks(rows3), rows2);
-    const auto odd23 = hn::OddEvenBlocks(rows3, hn::SwapAdjacentBlocks(rows2));
-    hn::StoreU(hn::ConcatLowerLower(d, even23, even01), d, to + column * NR);
-    hn::StoreU(hn::ConcatLowerLower(d, odd23, odd01), d, to + (column + 4) * NR);
-    hn::StoreU(hn::ConcatUpperUpper(d, even23, even01), d, to + (column + 8) * NR);
-    hn::StoreU(hn::ConcatUpperUpper(d, odd23, odd01), d, to + (column + 12) * NR);
-  };
-  store(a0, b0, c0, e0, 0);
-  store(a1, b1, c1, e1, 1);
-  store(a2, b2, c2, e2, 2);
-  store(a3, b3, c3, e3, 3);
-#endif
-}
-#endif
-
-/// Writes the transpose of a matrix of `rows` rows and `cols` columns, both in panel layout.
-/// Columns of `to` beyond `rows` are left as they are. Blocks of a panel's width in both directions
-/// keep source and target in the first-level cache.
-inline HWY_NOINLINE void transpose(const Panels& from, int64_t rows, int64_t cols,
-                                   const Panels& to) {
-  const int64_t NR = panel_width();
-  const int64_t size = transpose_size();
-  for (int64_t row_block = 0; row_block < rows; row_block += NR) {
-    const int64_t row_end = std::min(row_block + NR, rows);
-    for (int64_t col_block = 0; col_block < cols; col_block += NR) {
-      const int64_t col_end = std::min(col_block + NR, cols);
-      for (int64_t c = col_block; c < col_end; c += size) {
-        for (int64_t r = row_block; r < row_end; r += size) {
-          const float* source = from.at(r, col_block / NR) + (c - col_block);
-          float* target = to.at(c, row_block / NR) + (r - row_block);
-          if (r + size <= row_end && c + size <= col_end) {
-            transpose_block(source, target);
-            continue;
-          }
-          for (int64_t i = 0; i < std::min(size, row_end - r); ++i) {
-            for (int64_t j = 0; j < std::min(size, col_end - c); ++j) {
-              target[j * NR + i] = source[i * NR + j];
-            }
-          }
-        }
-      }
     }
   }
 }

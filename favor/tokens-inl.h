@@ -23,6 +23,7 @@
 #include "favor/hadamard-inl.h"
 #include "favor/plan.h"
 #include "favor/simd-inl.h"
+#include "favor/transpose-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace favor {
@@ -175,6 +176,8 @@ HWY_INLINE void prefetch(T* from, int64_t count) {
   for (int64_t i = 0; i < count; i += 64 / static_cast<int64_t>(sizeof(T))) {
     __builtin_prefetch(from + i, std::is_const_v<T> ? 0 : 1);
   }
+  // Prefetching counts as no effect, so g++ leaves out calls of functions that do nothing else.
+  asm volatile("");
 }
 
 /// Asks for part `part` of `parts` of the rows [first, end) ahead of their use, so that their
