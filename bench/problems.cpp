@@ -20,9 +20,15 @@ constexpr Word<Pass> kPasses[] = {{Pass::kForward, "forward"}, {Pass::kBackward,
 
 constexpr std::string_view kIdentity = "-identity";
 constexpr std::string_view kHadamard = "-hadamard";
+constexpr std::string_view kExact = "exact";
 
 Map map_from_string(std::string_view word) {
   Map map;
+  if (word == kExact) {
+    map.exact = true;
+    map.projected = false;
+    return map;
+  }
   if (word.ends_with(kIdentity)) {
     map.projected = false;
     word.remove_suffix(kIdentity.size());
@@ -54,9 +60,10 @@ std::vector<std::string> split(const std::string& text) {
 }
 
 void set_field(Shape& shape, const std::string& key, const std::string& value, int all_threads) {
-  const std::map<std::string, int64_t*> sizes{{"B", &shape.B}, {"H", &shape.H}, {"L", &shape.L},
-                                              {"S", &shape.S}, {"D", &shape.D}, {"E", &shape.E},
-                                              {"M", &shape.M}};
+  const std::map<std::string, int64_t*> sizes{
+      {"B", &shape.B}, {"H", &shape.H},           {"L", &shape.L},
+      {"S", &shape.S}, {"D", &shape.D},           {"E", &shape.E},
+      {"M", &shape.M}, {"window", &shape.window}, {"sinks", &shape.sinks}};
   if (const auto size = sizes.find(key); size != sizes.end()) {
     *size->second = number<int64_t>(key, value);
   } else if (key == "norm") {
@@ -76,8 +83,9 @@ void set_field(Shape& shape, const std::string& key, const std::string& value, i
       }
     }
   } else {
-    throw Error(
-        message("key is '", key, "', expected op, map, threads, B, H, L, S, D, E, M, norm"));
+    throw Error(message("key is '", key,
+                        "', expected op, map, threads, B, H, L, S, D, E, M, window, "
+                        "sinks, norm"));
   }
 }
 
@@ -94,6 +102,11 @@ Shape parse(const std::string& line, int all_threads) {
   }
   if (shape.S == 0) shape.S = shape.L;
   FAVOR_CHECK(!shape.ops.empty() && !shape.maps.empty(), shape.name, " lacks op= or map=");
+  const bool decodes = std::count(shape.ops.begin(), shape.ops.end(), Op::kDecodeStep) > 0;
+  for (const Map& map : shape.maps) {
+    FAVOR_CHECK(!decodes || (!map.exact && shape.window == 0), shape.name,
+                " has op=decode_step, expected no map=exact and no window");
+  }
   return shape;
 }
 
@@ -106,6 +119,7 @@ std::string to_string(Pass pass) {
   return word_of(kPasses, pass);
 }
 std::string to_string(Map map) {
+  if (map.exact) return std::string(kExact);
   return favor::to_string(map.kind) + std::string(!map.projected   ? kIdentity
                                                   : map.structured ? kHadamard
                                                                    : "");

@@ -17,19 +17,21 @@ std::string to_string(Op op);
 enum class Pass { kForward, kBackward };
 std::string to_string(Pass pass);
 
-/// A feature map with or without a random matrix.
+/// A feature map with or without a random matrix, or exact attention.
 struct Map {
   FeatureMapKind kind = FeatureMapKind::kPositive;
   bool projected = true;
   bool structured = false;  ///< a Hadamard matrix in compact form
+  bool exact = false;       ///< no features at all
 };
-/// positive | relu | positive-hadamard | relu-hadamard | relu-identity
+/// positive | relu | positive-hadamard | relu-hadamard | relu-identity | exact
 std::string to_string(Map map);
 
 /// One line of the list: sizes, and what to run at these sizes.
 struct Shape {
   std::string name;
   int64_t B = 1, H = 8, L = 1024, S = 0, D = 64, E = 64, M = 256;
+  int64_t window = 0, sinks = 0;
   double norm = 1;
   std::vector<Op> ops;
   std::vector<Map> maps;

@@ -79,6 +79,9 @@ test::Problem Inputs::last_head(Op op, Map map) const {
   c.M = shape.features(map);
   c.causal = op != Op::kBidirectional;
   c.feature_map = map.kind;
+  c.exact = map.exact;
+  c.window = shape.window;
+  c.sinks = shape.sinks;
   c.projection = map.projected ? test::ProjectionUse::kShared : test::ProjectionUse::kNone;
   c.norm = shape.norm;
   problem.q = q.last_head();
@@ -90,12 +93,36 @@ test::Problem Inputs::last_head(Op op, Map map) const {
   return problem;
 }
 
+namespace {
+
+/// Pairs of a query and a key that are scored exactly.
+double num_exact_pairs(const Shape& s, bool causal, bool all) {
+  double pairs = 0;
+  for (int64_t i = 0; i < s.L; ++i) {
+    for (int64_t j = 0; j < (causal ? std::min(i + 1, s.S) : s.S); ++j) {
+      pairs += all || reference::is_near(i, j, s.S, s.window, s.sinks, causal);
+    }
+  }
+  return pairs;
+}
+
+}  // namespace
+
 double num_flops(const Shape& s, Op op, Pass pass, Map map) {
   const bool decodes = op == Op::kDecodeStep;
+  double exact = 0;
+  if (map.exact || s.window > 0) {
+    const double pairs = num_exact_pairs(s, op == Op::kCausal, s.window == 0);
+    // Scores and weighted values; backward both again, their gradients and those of values.
+    const auto heads = static_cast<double>(s.B * s.H);
+    const auto D = static_cast<double>(s.D), E = static_cast<double>(s.E);
+    exact = 2 * heads * pairs * (pass == Pass::kForward ? D + E : 3 * D + 2 * E);
+  }
+  if (map.exact) return exact;
   const auto rows = static_cast<double>(s.B * s.H * (decodes ? 2 : s.L + s.S));
   const auto width = static_cast<double>((map.projected ? s.D : 0) + s.E);
   const double forward = 2 * rows * static_cast<double>(s.features(map)) * width;
-  return pass == Pass::kForward ? forward : 2 * forward;
+  return exact + (pass == Pass::kForward ? forward : 2 * forward);
 }
 
 Workload::Workload(const Inputs& inputs, Op op, Map map)
@@ -107,12 +134,22 @@ Workload::Workload(const Inputs& inputs, Op op, Map map)
   params_.structured = map.structured ? &inputs.structured : nullptr;
   params_.projection = map.projected && !map.structured ? inputs.projection.data() : nullptr;
   params_.num_features = s.features(map);
+  params_.window = map.exact ? 0 : s.window;
+  params_.sinks = map.exact ? 0 : s.sinks;
+  exact_ = map.exact;
+  exact_params_.is_causal = op == Op::kCausal;
+  exact_params_.window = s.window;
+  exact_params_.sinks = s.sinks;
   if (op == Op::kDecodeStep) return;
   dq_ = Tensor(s.B, s.H, s.L, s.D);
   dk_ = Tensor(s.B, s.H, s.S, s.D);
   dv_ = Tensor(s.B, s.H, s.S, s.E);
   const bool causal = op == Op::kCausal;
   normalizer_ = Tensor(s.B, s.H, s.L, 1);
+  if (exact_ || s.window > 0) {
+    saved_.normalizer = normalizer_.data.get();
+    return;
+  }
   state_ = Tensor(1, 1, 1, saved_state_size(s.B, s.H, s.L, s.features(map), s.E, causal, 1));
   chunk_starts_.resize(static_cast<size_t>(causal ? s.B * s.H * s.L : 0));
   saved_ = {normalizer_.data.get(), state_.data.get(), causal ? chunk_starts_.data() : nullptr};
@@ -140,6 +177,11 @@ void Workload::run(Pass pass) {
       decode_step(params_, token(inputs_.q, t), token(inputs_.k, t), token(inputs_.v, t),
                   decode_state_, token(out_, t));
     }
+  } else if (exact_ && pass == Pass::kForward) {
+    exact_forward<float>(exact_params_, q, k, v, out, normalizer_.data.get());
+  } else if (exact_) {
+    exact_backward<float>(exact_params_, q, k, v, out, dout, normalizer_.data.get(), dq_.view(),
+                          dk_.view(), dv_.view());
   } else if (pass == Pass::kForward) {
     if (causal) {
       causal_forward<float>(params_, q, k, v, out, &saved_);

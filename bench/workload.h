@@ -11,6 +11,7 @@
 
 #include "bench/problems.h"
 #include "favor/attention.h"
+#include "favor/exact.h"
 #include "favor/testing.h"
 
 namespace favor::bench {
@@ -47,7 +48,8 @@ struct Inputs {
 /// Floating-point operations of one call: two per multiply-add of the products between tokens,
 /// features and values, 8 B H L M D forward if L = S and D = E, and twice as many backward.
 /// decode_step is counted for one token. Products with an absent projection are not counted, those
-/// with a structured one as if it were dense.
+/// with a structured one as if it were dense. Pairs scored exactly count 2 (D + E) forward and
+/// 2 (3 D + 2 E) backward.
 double num_flops(const Shape& shape, Op op, Pass pass, Map map);
 
 /// A kernel with its buffers. What a call needs beyond them is scratch memory of its own.
@@ -73,6 +75,8 @@ class Workload {
   const Inputs& inputs_;
   Op op_;
   AttentionParams<float> params_;
+  ExactParams<float> exact_params_;
+  bool exact_ = false;
   Tensor out_, dq_, dk_, dv_, normalizer_, state_;
   std::vector<uint8_t> chunk_starts_;
   Saved<float> saved_;

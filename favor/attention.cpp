@@ -242,7 +242,7 @@ void decode_step_on(const AttentionParams<float>& params, View4<const T> q, View
   FAVOR_CHECK(plan.num_segments() == 1, op, ": there are ", plan.num_segments(),
               " segments, expected 1");
   FAVOR_CHECK(plan.window == 0, op, ": window is ", plan.window,
-              ", expected 0 (the state holds no keys)");
+              ", expected 0 (hybrid_decode_step has a state that holds keys)");
   check_shape(op, "out", out, {plan.B, plan.H, 1, plan.E}, "[B, H, 1, E]");
   check_state(op, "state", plan, state);
   if (decode_kernel_serves(plan)) {
@@ -425,6 +425,19 @@ void decode_step(const AttentionParams<float>& params, View4<const float16> q,
                  View4<const float16> k, View4<const float16> v, DecodeState& state,
                  View4<float16> out) {
   decode_step_on(params, q, k, v, state, out);
+}
+
+void check_call(const char* op, const AttentionParams<float>& params, View4<const float> q,
+                View4<const float> k, View4<const float> v) {
+  make_plan(op, params, q, k, v);
+}
+
+void answer_from_state(const AttentionParams<float>& params, View4<const float> q,
+                       View4<const float> k, View4<const float> v, DecodeState& state,
+                       View4<float> out, float* log_sums) {
+  const Plan<float> plan = make_plan("hybrid_decode_step", params, q, k, v);
+  make_steppable(state);
+  decode_step_kernel(plan, state, out, log_sums);
 }
 
 #define FAVOR_INSTANTIATE(T)                                                                       \

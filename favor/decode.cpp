@@ -105,8 +105,9 @@ class DecodeHead {
     place(layout);
   }
 
-  /// Absorbs key g of batch item b unless it is masked; then answers its queries.
-  void run(int64_t b, int64_t g, bool absorbs, const OutputRows& out) const {
+  /// Absorbs key g of batch item b unless it is masked; then answers its queries. log_sums: as
+  /// decode_step_kernel's.
+  void run(int64_t b, int64_t g, bool absorbs, const OutputRows& out, float* log_sums) const {
     const int64_t M = state_.M;
     std::copy_n(state_.c, M, c_);
     std::copy_n(state_.z, M, z_);
@@ -122,7 +123,9 @@ class DecodeHead {
       std::fill_n(hot_value(), state_.E, 0.0f);
     }
     for (int64_t i = 0; i < num_queries_; ++i) {
-      answer(query_logits_ + i * state_.stride, out.row(b, g * num_queries_ + i, 0));
+      const int64_t h = g * num_queries_ + i;
+      const float log_sum = answer(query_logits_ + i * state_.stride, out.row(b, h, 0));
+      if (log_sums != nullptr) log_sums[b * plan_.H + h] = log_sum;
     }
     if (num_hot_ + 1 == kHotTokens) state_.flush(kHotTokens);
   }
@@ -267,12 +270,14 @@ class DecodeHead {
     }
   }
 
-  /// Turns a query's logits into weights of the features and writes its output.
-  void answer(float* HWY_RESTRICT weight, const OutputElements& out) const {
+  /// Turns a query's logits into weights of the features and writes its output. Returns the
+  /// logarithm of its denominator, -inf without keys (positive map).
+  float answer(float* HWY_RESTRICT weight, const OutputElements& out) const {
     const FloatTag d;
     const int64_t N = static_cast<int64_t>(hn::Lanes(d));
     const int64_t M = state_.M, stride = state_.stride;
     Vector denominators = hn::Zero(d);
+    float largest_logit = 0.0f;
     if (!log_linear_) {
       const Vector eps = hn::Set(d, static_cast<float>(plan_.eps));
       std::fill(weight + M, weight + stride, 0.0f);
@@ -292,6 +297,7 @@ class DecodeHead {
         hn::StoreU(shifted, d, weight + f);
       }
       const Vector top = hn::MaxOfLanes(d, largest);
+      largest_logit = hn::GetLane(top);
       for (int64_t f = 0; f < stride; f += N) {
         const Vector value = exp2(hn::Mul(log2e, hn::Sub(hn::LoadU(d, weight + f), top)));
         denominators = hn::MulAdd(value, hn::LoadU(d, z_ + f), denominators);
@@ -307,6 +313,8 @@ class DecodeHead {
     const float inverse = reciprocal(denominator);
     for (int64_t e = 0; e < state_.E; ++e) all_sums_[e] *= inverse;
     copy_row(all_sums_, state_.E, out);
+    return denominator == 0.0f ? -std::numeric_limits<float>::infinity()
+                               : largest_logit + std::log(denominator);
   }
 
   const Plan<float>& plan_;
@@ -338,7 +346,8 @@ void for_each_head(DecodeState& state, const Body& body) {
   });
 }
 
-void run_decode_step(const Plan<float>& plan, DecodeState& state, const OutputRows& out) {
+void run_decode_step(const Plan<float>& plan, DecodeState& state, const OutputRows& out,
+                     float* log_sums) {
   const int64_t num_queries = state.H == 0 ? 1 : plan.H / state.H;
   for_each_head(state, [&](int64_t index, const HeadOfState& head) {
     const int64_t b = index / state.H, g = index % state.H;
@@ -347,7 +356,7 @@ void run_decode_step(const Plan<float>& plan, DecodeState& state, const OutputRo
     const bool absorbs =
         (mask == nullptr || mask[0] == 0) &&
         (log_weight == nullptr || *log_weight != -std::numeric_limits<float>::infinity());
-    DecodeHead(plan, head, state.num_hot, num_queries).run(b, g, absorbs, out);
+    DecodeHead(plan, head, state.num_hot, num_queries).run(b, g, absorbs, out, log_sums);
   });
   state.position += 1;
   state.num_hot = (state.num_hot + 1) % kHotTokens;
@@ -369,8 +378,9 @@ namespace favor {
 HWY_EXPORT(run_decode_step);
 HWY_EXPORT(run_flush);
 
-void decode_step_kernel(const Plan<float>& plan, DecodeState& state, OutputRows out) {
-  HWY_DYNAMIC_DISPATCH(run_decode_step)(plan, state, out);
+void decode_step_kernel(const Plan<float>& plan, DecodeState& state, OutputRows out,
+                        float* log_sums) {
+  HWY_DYNAMIC_DISPATCH(run_decode_step)(plan, state, out, log_sums);
 }
 
 void flush_kernel(DecodeState& state) {

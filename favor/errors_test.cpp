@@ -371,6 +371,9 @@ TEST(Errors, DecodeStep) {
               c.offsets_q = c.offsets_k = {0, 0, 1};
             }),
             "decode_step: there are 2 segments, expected 1");
+  EXPECT_EQ(
+      decode([](Call& c) { c.params.window = 4; }),
+      "decode_step: window is 4, expected 0 (hybrid_decode_step has a state that holds keys)");
   EXPECT_EQ(decode([](Call& c) { c.k.sizes[3] = 4; }),
             "decode_step: k has shape [2, 3, 1, 4], expected [2, 3, 1, 5] (same B and D as q)");
   EXPECT_EQ(decode([](Call& c) { c.out.sizes[3] = 2; }),
