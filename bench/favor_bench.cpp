@@ -250,7 +250,7 @@ class Bench {
         {"D", shape.D},
         {"E", shape.E},
         {"M", M},
-        {"dtype", "float32"},
+        {"dtype", to_string(shape.dtype)},
         {"median_s", timing.median_s},
         {"gflops", gflops},
         {"peak_gflops", timing.peak_gflops},
