@@ -18,6 +18,10 @@ constexpr Word<Op> kOps[] = {{Op::kBidirectional, "bidirectional"},
                              {Op::kDecodeStep, "decode_step"}};
 constexpr Word<Pass> kPasses[] = {{Pass::kForward, "forward"}, {Pass::kBackward, "backward"}};
 
+constexpr Word<ElementType> kTypes[] = {{ElementType::kFloat32, "float32"},
+                                        {ElementType::kBfloat16, "bfloat16"},
+                                        {ElementType::kFloat16, "float16"}};
+
 constexpr std::string_view kIdentity = "-identity";
 constexpr std::string_view kHadamard = "-hadamard";
 constexpr std::string_view kExact = "exact";
@@ -73,6 +77,8 @@ void set_field(Shape& shape, const std::string& key, const std::string& value, i
     for (const std::string& word : split(value)) shape.ops.push_back(value_of(kOps, word, "op"));
   } else if (key == "map") {
     for (const std::string& word : split(value)) shape.maps.push_back(map_from_string(word));
+  } else if (key == "dtype") {
+    shape.dtype = value_of(kTypes, value, "dtype");
   } else if (key == "threads") {
     shape.threads.clear();
     for (const std::string& word : split(value)) {
@@ -84,7 +90,7 @@ void set_field(Shape& shape, const std::string& key, const std::string& value, i
     }
   } else {
     throw Error(message("key is '", key,
-                        "', expected op, map, threads, B, H, L, S, D, E, M, window, "
+                        "', expected op, map, dtype, threads, B, H, L, S, D, E, M, window, "
                         "sinks, norm"));
   }
 }
@@ -101,6 +107,9 @@ Shape parse(const std::string& line, int all_threads) {
     set_field(shape, word.substr(0, equals), word.substr(equals + 1), all_threads);
   }
   if (shape.S == 0) shape.S = shape.L;
+  FAVOR_CHECK(shape.dtype == ElementType::kFloat32 ||
+                  std::count(shape.ops.begin(), shape.ops.end(), Op::kDecodeStep) == 0,
+              "dtype is ", to_string(shape.dtype), ", expected float32 (op decode_step)");
   FAVOR_CHECK(!shape.ops.empty() && !shape.maps.empty(), shape.name, " lacks op= or map=");
   const bool decodes = std::count(shape.ops.begin(), shape.ops.end(), Op::kDecodeStep) > 0;
   for (const Map& map : shape.maps) {
@@ -117,6 +126,9 @@ std::string to_string(Op op) {
 }
 std::string to_string(Pass pass) {
   return word_of(kPasses, pass);
+}
+std::string to_string(ElementType type) {
+  return word_of(kTypes, type);
 }
 std::string to_string(Map map) {
   if (map.exact) return std::string(kExact);

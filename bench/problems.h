@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "favor/feature_map.h"
+#include "favor/rows.h"
 
 namespace favor::bench {
 
@@ -27,6 +28,9 @@ struct Map {
 /// positive | relu | positive-hadamard | relu-hadamard | relu-identity | exact
 std::string to_string(Map map);
 
+/// float32 | bfloat16 | float16
+std::string to_string(ElementType type);
+
 /// One line of the list: sizes, and what to run at these sizes.
 struct Shape {
   std::string name;
@@ -36,6 +40,7 @@ struct Shape {
   std::vector<Op> ops;
   std::vector<Map> maps;
   std::vector<int> threads{1};
+  ElementType dtype = ElementType::kFloat32;
 
   int64_t features(Map map) const { return map.projected ? M : D; }
 };

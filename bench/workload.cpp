@@ -2,6 +2,7 @@
 #include "bench/workload.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -37,9 +38,10 @@ uint64_t Tensor::hash() const {
 
 namespace {
 
-Tensor random_tensor(uint64_t stream, int64_t B, int64_t H, int64_t L, int64_t D, double norm) {
-  Tensor tensor(B, H, L, D);
-  const std::vector<float> values = test::random_normal(1, stream, tensor.size(), norm);
+Tensor random_tensor(uint64_t stream, const Shape& s, int64_t L, int64_t D, double norm) {
+  Tensor tensor(s.B, s.H, L, D);
+  std::vector<float> values = test::random_normal(1, stream, tensor.size(), norm);
+  test::round_to(s.dtype, values);
   std::copy(values.begin(), values.end(), tensor.data.get());
   return tensor;
 }
@@ -52,14 +54,32 @@ View4<float> token(const Tensor& tensor, int64_t t) {
   return view;
 }
 
+template <class T>
+std::vector<uint16_t> halves_of(const Tensor& tensor) {
+  std::vector<uint16_t> bits(static_cast<size_t>(tensor.size()));
+  for (size_t i = 0; i < bits.size(); ++i) bits[i] = T(tensor.data[i]).bits;
+  return bits;
+}
+
+template <class T>
+void widen(const std::vector<uint16_t>& bits, const Tensor& to) {
+  for (size_t i = 0; i < bits.size(); ++i)
+    to.data[i] = static_cast<float>(std::bit_cast<T>(bits[i]));
+}
+
+template <class T>
+View4<T> half_view(std::vector<uint16_t>& bits, const Tensor& like) {
+  return contiguous_view(reinterpret_cast<T*>(bits.data()), like.B, like.H, like.L, like.D);
+}
+
 }  // namespace
 
 Inputs::Inputs(const Shape& s)
     : shape(s),
-      q(random_tensor(1, s.B, s.H, s.L, s.D, s.norm)),
-      k(random_tensor(2, s.B, s.H, s.S, s.D, s.norm)),
-      v(random_tensor(3, s.B, s.H, s.S, s.E, 1)),
-      dout(random_tensor(4, s.B, s.H, s.L, s.E, 1)) {
+      q(random_tensor(1, s, s.L, s.D, s.norm)),
+      k(random_tensor(2, s, s.S, s.D, s.norm)),
+      v(random_tensor(3, s, s.S, s.E, 1)),
+      dout(random_tensor(4, s, s.L, s.E, 1)) {
   ProjectionSpec matrix;
   matrix.num_features = s.M;
   matrix.head_dim = s.D;
@@ -84,6 +104,7 @@ test::Problem Inputs::last_head(Op op, Map map) const {
   c.sinks = shape.sinks;
   c.projection = map.projected ? test::ProjectionUse::kShared : test::ProjectionUse::kNone;
   c.norm = shape.norm;
+  c.element = shape.dtype;
   problem.q = q.last_head();
   problem.k = k.last_head();
   problem.v = v.last_head();
@@ -153,9 +174,21 @@ Workload::Workload(const Inputs& inputs, Op op, Map map)
   state_ = Tensor(1, 1, 1, saved_state_size(s.B, s.H, s.L, s.features(map), s.E, causal, 1));
   chunk_starts_.resize(static_cast<size_t>(causal ? s.B * s.H * s.L : 0));
   saved_ = {normalizer_.data.get(), state_.data.get(), causal ? chunk_starts_.data() : nullptr};
+  if (s.dtype == ElementType::kFloat32) return;
+  const auto halve = [&](const Tensor& tensor) {
+    return s.dtype == ElementType::kBfloat16 ? halves_of<bfloat16>(tensor)
+                                             : halves_of<float16>(tensor);
+  };
+  halves_ = {halve(inputs.q), halve(inputs.k), halve(inputs.v), halve(inputs.dout),
+             halve(out_),     halve(dq_),      halve(dk_),      halve(dv_)};
 }
 
 void Workload::prepare(Pass pass) {
+  constexpr uint16_t kHalfNaN = 0x7fff;  // in either type
+  for (auto* bits : pass == Pass::kForward ? std::vector{&halves_.out}
+                                           : std::vector{&halves_.dq, &halves_.dk, &halves_.dv}) {
+    std::fill(bits->begin(), bits->end(), kHalfNaN);
+  }
   constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
   if (pass == Pass::kForward) {
     out_.fill(kNaN);
@@ -168,7 +201,37 @@ void Workload::prepare(Pass pass) {
   }
 }
 
+template <class T>
+void Workload::run_halves(Pass pass) {
+  Halves& x = halves_;
+  const auto q = half_view<T>(x.q, inputs_.q), k = half_view<T>(x.k, inputs_.k),
+             v = half_view<T>(x.v, inputs_.v), dout = half_view<T>(x.dout, inputs_.dout),
+             out = half_view<T>(x.out, out_), dq = half_view<T>(x.dq, dq_),
+             dk = half_view<T>(x.dk, dk_), dv = half_view<T>(x.dv, dv_);
+  const bool causal = op_ == Op::kCausal;
+  if (pass == Pass::kForward) {
+    causal ? causal_forward<T>(params_, q, k, v, out, &saved_)
+           : bidirectional_forward<T>(params_, q, k, v, out, &saved_);
+  } else {
+    causal ? causal_backward<T>(params_, q, k, v, out, dout, saved_, dq, dk, dv)
+           : bidirectional_backward<T>(params_, q, k, v, out, dout, saved_, dq, dk, dv);
+  }
+}
+
+void Workload::collect() {
+  const auto widen_all = [&]<class T>(T) {
+    widen<T>(halves_.out, out_);
+    widen<T>(halves_.dq, dq_);
+    widen<T>(halves_.dk, dk_);
+    widen<T>(halves_.dv, dv_);
+  };
+  if (inputs_.shape.dtype == ElementType::kBfloat16) widen_all(bfloat16());
+  if (inputs_.shape.dtype == ElementType::kFloat16) widen_all(float16());
+}
+
 void Workload::run(Pass pass) {
+  if (inputs_.shape.dtype == ElementType::kBfloat16) return run_halves<bfloat16>(pass);
+  if (inputs_.shape.dtype == ElementType::kFloat16) return run_halves<float16>(pass);
   const View4<float> q = inputs_.q.view(), k = inputs_.k.view(), v = inputs_.v.view();
   const View4<float> dout = inputs_.dout.view(), out = out_.view();
   const bool causal = op_ == Op::kCausal;
@@ -196,7 +259,8 @@ void Workload::run(Pass pass) {
   }
 }
 
-double Workload::error_ratio(Pass pass, const test::Judge& judge, float perturbation) const {
+double Workload::error_ratio(Pass pass, const test::Judge& judge, float perturbation) {
+  collect();
   double largest = 0;
   const auto check = [&](const Tensor& result, const test::ErrorSize& naive,
                          const std::vector<double>& truth, const std::vector<double>& terms,
@@ -210,18 +274,23 @@ double Workload::error_ratio(Pass pass, const test::Judge& judge, float perturba
     if (!(ratio <= largest)) largest = ratio;
   };
   if (pass == Pass::kForward) {
-    check(out_, judge.out, judge.truth.out, {}, judge.chunk_rounding + judge.transform_rounding);
+    check(out_, judge.out, judge.truth.out, judge.terms.out_terms,
+          judge.chunk_rounding + judge.storage_rounding + judge.transform_rounding);
     return largest;
   }
   // Beyond these norms Judge has no truth for gradients.
   if (!judge.compare_gradients) return std::numeric_limits<double>::infinity();
-  check(dq_, judge.dq, judge.truth.dq, judge.terms.dq, judge.transform_rounding);
-  check(dk_, judge.dk, judge.truth.dk, judge.terms.dk, judge.transform_rounding);
-  check(dv_, judge.dv, judge.truth.dv, judge.terms.dv, judge.transform_rounding);
+  check(dq_, judge.dq, judge.truth.dq, judge.terms.dq,
+        judge.storage_rounding + judge.transform_rounding);
+  check(dk_, judge.dk, judge.truth.dk, judge.terms.dk,
+        judge.storage_rounding + judge.transform_rounding);
+  check(dv_, judge.dv, judge.truth.dv, judge.terms.dv,
+        judge.storage_rounding + judge.transform_rounding);
   return largest;
 }
 
-uint64_t Workload::hash(Pass pass) const {
+uint64_t Workload::hash(Pass pass) {
+  collect();
   if (pass == Pass::kForward) return out_.hash();
   // Multiplied by different odd numbers, so that gradients which changed places are noticed.
   return dq_.hash() + 3 * dk_.hash() + 5 * dv_.hash();

@@ -66,12 +66,21 @@ class Workload {
 
   /// Error ratio of the last head's results (at most 1 is right) after `perturbation` was added to
   /// one of their elements; infinite if any head has a result that is not finite.
-  double error_ratio(Pass pass, const test::Judge& judge, float perturbation) const;
+  double error_ratio(Pass pass, const test::Judge& judge, float perturbation);
 
   /// Changes with any bit of the results.
-  uint64_t hash(Pass pass) const;
+  uint64_t hash(Pass pass);
 
  private:
+  /// q, k, v, dout, out, dq, dk and dv in 16 bits, for calls on these types; else empty.
+  struct Halves {
+    std::vector<uint16_t> q, k, v, dout, out, dq, dk, dv;
+  };
+  template <class T>
+  void run_halves(Pass pass);
+  /// Brings results of 16 bits to the float tensors.
+  void collect();
+
   const Inputs& inputs_;
   Op op_;
   AttentionParams<float> params_;
@@ -80,6 +89,7 @@ class Workload {
   Tensor out_, dq_, dk_, dv_, normalizer_, state_;
   std::vector<uint8_t> chunk_starts_;
   Saved<float> saved_;
+  Halves halves_;
   DecodeState decode_state_;
 };
 

@@ -231,6 +231,12 @@ bool decode_kernel_serves(const Plan<float>& plan) {
   return (relu || (exponential && plan.eps == 0)) && plan.renormalize;
 }
 
+/// Whether bfloat16_forward_kernel knows the call.
+bool pairs_serve(const Plan<float>& plan) {
+  return plan.feature_map == FeatureMapKind::kPositive && plan.eps == 0 && plan.renormalize &&
+         !plan.official && plan.window == 0 && plan.sinks == 0 && plan.structured == nullptr;
+}
+
 template <class T>
 void decode_step_on(const AttentionParams<float>& params, View4<const T> q, View4<const T> k,
                     View4<const T> v, DecodeState& state, View4<T> out) {
@@ -329,6 +335,9 @@ void bidirectional_forward(const AttentionParams<Compute<T>>& params, View4<cons
   const char* op = "bidirectional_forward";
   const Plan<Compute<T>> plan = make_plan(op, params, q, k, v);
   check_shape(op, "out", out, {plan.B, plan.H, plan.L, plan.E}, "[B, H, L, E]");
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    if (pairs_serve(plan) && bfloat16_forward_kernel(plan, out, saved)) return;
+  }
   if constexpr (std::is_same_v<Compute<T>, float>) {
     if (plan.window > 0) {
       hybrid_forward_kernel(plan, false, Widened(out).view(), saved);

@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
-#include <string>
 #include <vector>
 
+#include "favor/expect_parity.h"
+#include "favor/random_case.h"
 #include "favor/testing.h"
 
 namespace favor {
@@ -196,6 +198,47 @@ TEST(HalfAttention, LongSumsDoNotStall) {
       expect_average(ElementType::kBfloat16, causal, length, 0x1p-8);
       expect_average(ElementType::kFloat16, causal, length, 1e-3);
     }
+  }
+}
+
+// The CPU's own products of bfloat16 numbers serve the positive map where there are any; the grid
+// of attention_test.cpp meets it rarely.
+TEST(HalfAttention, ProductsOfBfloat16MatchTheReference) {
+  for (uint64_t index = 0; index < 120; ++index) {
+    for (const bool causal : {false, true}) {
+      RandomStream rng(1000 + index, causal);
+      Case c = test::random_case(rng, causal);
+      if (c.L * c.M * c.D * c.E > 4'000'000 && index % 16 != 0) continue;
+      c.seed = index;
+      c.element = ElementType::kBfloat16;
+      c.feature_map = FeatureMapKind::kPositive;
+      c.feature_eps.reset();
+      c.compatibility = Compatibility::kNone;
+      c.renormalize = true;
+      if (c.projection == test::ProjectionUse::kNone) c.projection = test::ProjectionUse::kShared;
+      test::expect_parity(c);
+    }
+  }
+}
+
+// Several blocks of keys, whose states merge, and rows that no chunk divides.
+TEST(HalfAttention, ProductsOfBfloat16MatchTheReferenceAtLength) {
+  for (const bool causal : {false, true}) {
+    Case c;
+    c.element = ElementType::kBfloat16;
+    c.causal = causal;
+    c.L = c.S = 3100;
+    c.D = 20;
+    c.E = 40;
+    c.M = 37;
+    c.mask = test::MaskKind::kRandom;
+    test::expect_parity(c);
+    c.H = 4;
+    c.group = 2;
+    c.cu_seqlens_q = {0, 3, 3, 1500, 3100};
+    c.cu_seqlens_k = {0, 0, 1000, 3090, 3100};
+    c.layout = test::Layout::kTransposed;
+    test::expect_parity(c);
   }
 }
 

@@ -128,6 +128,9 @@ class ScratchLayout {
 
 // The float kernels, defined once per instruction set and dispatched at run time.
 void bidirectional_forward_kernel(const Plan<float>& plan, OutputRows out, Saved<float>* saved);
+/// The same on bfloat16 tensors and the positive map. Returns false, with nothing done, where the
+/// CPU has no products of bfloat16 pairs.
+bool bfloat16_forward_kernel(const Plan<float>& plan, OutputRows out, Saved<float>* saved);
 void bidirectional_backward_kernel(const Plan<float>& plan, InputRows out, InputRows dout,
                                    const Saved<float>& saved, OutputRows dq, OutputRows dk,
                                    OutputRows dv);

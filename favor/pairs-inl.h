@@ -1,0 +1,432 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of bfloat16 pairs, where the CPU multiplies two numbers a lane and adds both to a float,
+// at twice the rate of floats: the register-tiled product, its packed operands, the split random
+// matrix, and the state of a head for such products. Empty for other instruction sets.
+//
+// A word holds two bfloat16 numbers that meet in one product: neighbours along D for logits, along
+// M where queries meet the state, and two keys where the state absorbs values.
+
+// clang-format off
+#if defined(FAVOR_PAIRS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FAVOR_PAIRS_INL_H_
+#undef FAVOR_PAIRS_INL_H_
+#else
+#define FAVOR_PAIRS_INL_H_
+#endif
+// clang-format on
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <numbers>
+
+#include "favor/tokens-inl.h"
+
+// The dot product of x86 adds each pair into the lane where it stands.
+#undef FAVOR_HAS_PAIRS
+#if HWY_ARCH_X86 && defined(HWY_NATIVE_DOT_BF16)
+#define FAVOR_HAS_PAIRS HWY_NATIVE_DOT_BF16
+#else
+#define FAVOR_HAS_PAIRS 0
+#endif
+
+#if FAVOR_HAS_PAIRS
+HWY_BEFORE_NAMESPACE();
+namespace favor {
+namespace HWY_NAMESPACE {
+
+using PairTag = hn::Repartition<hwy::bfloat16_t, FloatTag>;
+using Words = hn::Vec<WordTag>;
+
+/// Rows of a register tile.
+inline constexpr int64_t kPairRows = 8;
+
+/// Words of a row within a panel: a panel has 2 N columns, two of them to a word.
+HWY_INLINE int64_t row_words() {
+  return static_cast<int64_t>(hn::Lanes(FloatTag()));
+}
+
+/// As kLazyRaise: features stay below 2^8.
+inline constexpr float kPairRaise = 8.0f;
+
+/// The nearest bfloat16 number as a float whose lower half is 0. Finite arguments only.
+HWY_INLINE Words rounded_words(Vector value) {
+  const WordTag du;
+  const Words word = hn::BitCast(du, value);
+  const Words odd = hn::And(hn::ShiftRight<16>(word), hn::Set(du, 1u));
+  return hn::And(hn::Add(word, hn::Add(odd, hn::Set(du, 0x7fffu))), hn::Set(du, 0xffff0000u));
+}
+
+/// Pairs of two such vectors: `first` in the lower halves.
+HWY_INLINE Words pair_words(Words first, Words second) {
+  return hn::Or(hn::ShiftRight<16>(first), second);
+}
+
+/// As exp2, with relative error below 1.1e-4, a thirtieth of what rounding to bfloat16 may cost.
+HWY_INLINE Vector coarse_exp2(Vector x) {
+  const FloatTag d;
+  const hn::RebindToSigned<FloatTag> di;
+  const auto below = hn::Lt(x, hn::Set(d, -126.0f));
+  const Vector magic = hn::Set(d, 12582912.0f);
+  const Vector shifted = hn::Add(x, magic);
+  const Vector f = hn::Sub(x, hn::Sub(shifted, magic));
+  Vector p = hn::Set(d, 0x1.c2a218p-5f);
+  p = hn::MulAdd(p, f, hn::Set(d, 0x1.f00c5p-3f));
+  p = hn::MulAdd(p, f, hn::Set(d, 0x1.62f5fap-1f));
+  p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
+  const auto exponent = hn::ShiftLeft<23>(hn::BitCast(di, shifted));
+  return hn::IfThenZeroElse(below, hn::BitCast(d, hn::Add(hn::BitCast(di, p), exponent)));
+}
+
+#define FAVOR_FOR_EACH_ROW(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
+
+/// A column of tiles of kPairRows rows: out[r, 0..2 N) = initial[r, 0..2 N) + sum_k left(r, k)
+/// right(k, 0..2 N), where k counts words, that is pairs, and a null `initial` stands for zeros.
+///
+/// left(r, k) is left[r * N + k] within panels of `left_panel` words and N columns, or when
+/// transposed left[k * 2 N + r]. A split right side has a second row of 2 N words for each k, the
+/// lower halves of its numbers.
+template <bool kTransposed, bool kSplit>
+HWY_NOINLINE void multiply_pairs(const uint32_t* HWY_RESTRICT left, int64_t left_panel,
+                                 const uint32_t* HWY_RESTRICT right, const float* initial,
+                                 float* out, int64_t num_k, int64_t tiles) {
+  const FloatTag d;
+  const WordTag du;
+  const PairTag dp;
+  const int64_t N = row_words();
+  const int64_t row_stride = kTransposed ? 1 : N;
+  const int64_t k_stride = kTransposed ? 2 * N : 1;
+  const int64_t run = kTransposed ? num_k : N;
+  Vector none = hn::Zero(d);
+  for (; tiles > 0; --tiles) {
+#define FAVOR_DECLARE_ROW(r) Vector a##r = hn::Zero(d), b##r = hn::Zero(d);
+    FAVOR_FOR_EACH_ROW(FAVOR_DECLARE_ROW)
+#undef FAVOR_DECLARE_ROW
+    const uint32_t* HWY_RESTRICT right_row = right;
+    const uint32_t* HWY_RESTRICT left_run = left;
+    for (int64_t k0 = 0; k0 < num_k; k0 += run) {
+      const uint32_t* HWY_RESTRICT element = left_run;
+      const int64_t k_end = std::min(run, num_k - k0);
+      for (int64_t k = 0; k < k_end; ++k) {
+        const auto x = hn::BitCast(dp, hn::LoadU(du, right_row));
+        const auto y = hn::BitCast(dp, hn::LoadU(du, right_row + N));
+        const auto x_low = kSplit ? hn::BitCast(dp, hn::LoadU(du, right_row + 2 * N)) : x;
+        const auto y_low = kSplit ? hn::BitCast(dp, hn::LoadU(du, right_row + 3 * N)) : y;
+#define FAVOR_ACCUMULATE_ROW(r)                                                   \
+  {                                                                               \
+    const auto broadcast = hn::BitCast(dp, hn::Set(du, element[r * row_stride])); \
+    a##r = hn::ReorderWidenMulAccumulate(d, broadcast, x, a##r, none);            \
+    b##r = hn::ReorderWidenMulAccumulate(d, broadcast, y, b##r, none);            \
+    if constexpr (kSplit) {                                                       \
+      a##r = hn::ReorderWidenMulAccumulate(d, broadcast, x_low, a##r, none);      \
+      b##r = hn::ReorderWidenMulAccumulate(d, broadcast, y_low, b##r, none);      \
+    }                                                                             \
+  }
+        FAVOR_FOR_EACH_ROW(FAVOR_ACCUMULATE_ROW)
+#undef FAVOR_ACCUMULATE_ROW
+        element += k_stride;
+        right_row += kSplit ? 4 * N : 2 * N;
+      }
+      left_run += left_panel;
+    }
+    if (initial != nullptr) {
+#define FAVOR_ADD_ROW(r)                                   \
+  a##r = hn::Add(a##r, hn::LoadU(d, initial + r * 2 * N)); \
+  b##r = hn::Add(b##r, hn::LoadU(d, initial + r * 2 * N + N));
+      FAVOR_FOR_EACH_ROW(FAVOR_ADD_ROW)
+#undef FAVOR_ADD_ROW
+      initial += kPairRows * 2 * N;
+    }
+#define FAVOR_STORE_ROW(r)              \
+  hn::StoreU(a##r, d, out + r * 2 * N); \
+  hn::StoreU(b##r, d, out + r * 2 * N + N);
+    FAVOR_FOR_EACH_ROW(FAVOR_STORE_ROW)
+#undef FAVOR_STORE_ROW
+    left += kPairRows * row_stride;
+    out += kPairRows * 2 * N;
+  }
+}
+#undef FAVOR_FOR_EACH_ROW
+
+/// PairSizes of a call, and the panels that hold them.
+struct PairSizes {
+  int64_t D, E, M;
+  int64_t d_panels, e_panels, m_panels;
+  int64_t d_words;  ///< pairs along D
+  explicit PairSizes(const Plan<float>& plan)
+      : D(plan.D),
+        E(plan.E),
+        M(plan.M),
+        d_panels(num_panels(D)),
+        e_panels(num_panels(E)),
+        m_panels(num_panels(M)),
+        d_words((D + 1) / 2) {}
+};
+
+/// Independent pieces of work: a batch item, key head and segment.
+struct PairItem {
+  int64_t b, g;
+  Segment segment;
+
+  PairItem(const Plan<float>& plan, int64_t index)
+      : b(index / plan.num_segments() / plan.G),
+        g(index / plan.num_segments() % plan.G),
+        segment(plan.segments[static_cast<size_t>(index % plan.num_segments())]) {}
+};
+
+/// The logarithms of key weights of batch item b and key head g, or null.
+inline const float* pair_log_weights(const Plan<float>& plan, const PairItem& item) {
+  const int64_t W = plan.num_key_log_weights;
+  return plan.key_log_weight == nullptr
+             ? nullptr
+             : plan.key_log_weight + (item.b * W + (W == 1 ? 0 : item.g)) * plan.S;
+}
+
+/// Whether key j takes part.
+inline bool allows_key(const Plan<float>& plan, const PairItem& item, int64_t j) {
+  const uint8_t* mask = plan.mask_row(item.b);
+  const float* log_weight = pair_log_weights(plan, item);
+  return (mask == nullptr || mask[j] == 0) &&
+         (log_weight == nullptr || log_weight[j] != -std::numeric_limits<float>::infinity());
+}
+
+/// The random matrices, scaled so that products with raw tokens are logits in base 2: for each
+/// panel of features and pair of dimensions 2 N words of upper and 2 N words of lower halves.
+class SplitMatrices {
+ public:
+  SplitMatrices(const Plan<float>& plan, const PairSizes& sizes)
+      : shared_(plan.P == 1), words_(sizes.m_panels * sizes.d_words * 2 * panel_width()) {
+    memory_ = allocate_floats(plan.P * words_);
+    const int64_t NR = panel_width();
+    const double scale = std::sqrt(plan.scale) * std::numbers::log2e;
+    auto* to = reinterpret_cast<uint32_t*>(memory_.get());
+    for (int64_t p = 0; p < plan.P; ++p) {
+      const float* w = plan.projection + p * sizes.M * sizes.D;
+      for (int64_t f0 = 0; f0 < sizes.M; f0 += NR) {
+        for (int64_t pair = 0; pair < sizes.d_words; ++pair, to += 2 * NR) {
+          for (int64_t i = 0; i < NR; ++i) {
+            uint32_t upper = 0;
+            uint32_t lower = 0;
+            for (int64_t side = 0; side < 2; ++side) {
+              const int64_t f = f0 + i;
+              const int64_t dim = 2 * pair + side;
+              if (f >= sizes.M || dim >= sizes.D) {
+                continue;
+              }
+              const auto value = static_cast<float>(scale * w[f * sizes.D + dim]);
+              const bfloat16 high(value);
+              const bfloat16 rest(value - static_cast<float>(high));
+              upper |= static_cast<uint32_t>(high.bits) << (16 * side);
+              lower |= static_cast<uint32_t>(rest.bits) << (16 * side);
+            }
+            to[i] = upper;
+            to[NR + i] = lower;
+          }
+        }
+      }
+    }
+  }
+
+  const uint32_t* panel(const PairSizes& sizes, int64_t h, int64_t panel) const {
+    const auto* words = reinterpret_cast<const uint32_t*>(memory_.get());
+    return words + (shared_ ? 0 : h * words_) + panel * sizes.d_words * 2 * panel_width();
+  }
+
+ private:
+  bool shared_;
+  int64_t words_;
+  hwy::AlignedFreeUniquePtr<float[]> memory_;
+};
+
+inline uint32_t* take_words(ScratchLayout& layout, int64_t words) {
+  return reinterpret_cast<uint32_t*>(layout.take(words));
+}
+
+/// S, z, c of the keys so far, and the range of their values.
+struct PairState {
+  float* S;             ///< e_panels of [M padded, 2 N]
+  float *z, *c;         ///< [M padded]
+  float *least, *most;  ///< [E padded]
+
+  void place(ScratchLayout& layout, const PairSizes& s) {
+    const int64_t NR = panel_width();
+    S = layout.take(s.e_panels * s.m_panels * NR * NR);
+    z = layout.take(s.m_panels * NR);
+    c = layout.take(s.m_panels * NR);
+    least = layout.take(s.e_panels * NR);
+    most = layout.take(s.e_panels * NR);
+  }
+
+  void clear(const PairSizes& s) const {
+    const int64_t NR = panel_width();
+    std::fill_n(S, s.e_panels * s.m_panels * NR * NR, 0.0f);
+    std::fill_n(z, s.m_panels * NR, 0.0f);
+    std::fill_n(c, s.M, kNoKey);
+    std::fill(c + s.M, c + s.m_panels * NR, -kNoKey);
+    std::fill_n(least, s.e_panels * NR, std::numeric_limits<float>::infinity());
+    std::fill_n(most, s.e_panels * NR, -std::numeric_limits<float>::infinity());
+  }
+
+  float* row(const PairSizes& s, int64_t f, int64_t e_panel) const {
+    return S + (e_panel * s.m_panels * panel_width() + f) * panel_width();
+  }
+
+  void scale_row(const PairSizes& s, int64_t f, float factor) const {
+    for (int64_t panel = 0; panel < s.e_panels; ++panel) {
+      float* at = row(s, f, panel);
+      for (int64_t i = 0; i < panel_width(); ++i) {
+        at[i] *= factor;
+      }
+    }
+    z[f] *= factor;
+  }
+
+  void merge(const PairSizes& s, const PairState& other) const {
+    for (int64_t f = 0; f < s.M; ++f) {
+      const float top = std::max(c[f], other.c[f]);
+      const float theirs = std::exp2(other.c[f] - top);
+      scale_row(s, f, std::exp2(c[f] - top));
+      c[f] = top;
+      z[f] += theirs * other.z[f];
+      for (int64_t panel = 0; panel < s.e_panels; ++panel) {
+        float* at = row(s, f, panel);
+        const float* from = other.row(s, f, panel);
+        for (int64_t i = 0; i < panel_width(); ++i) {
+          at[i] += theirs * from[i];
+        }
+      }
+    }
+    for (int64_t e = 0; e < s.e_panels * panel_width(); ++e) {
+      least[e] = std::min(least[e], other.least[e]);
+      most[e] = std::max(most[e], other.most[e]);
+    }
+  }
+
+  /// As import_state reads it.
+  void write(const PairSizes& s, float* to) const {
+    std::copy_n(c, s.M, to);
+    std::copy_n(z, s.M, to + s.M);
+    for (int64_t f = 0; f < s.M; ++f) {
+      for (int64_t e = 0; e < s.E; ++e) {
+        to[2 * s.M + f * s.E + e] = row(s, f, e / panel_width())[e % panel_width()];
+      }
+    }
+  }
+};
+
+/// Copies a chunk of rows into panels of [C, N] words; rows that are skipped become zeros.
+inline HWY_NOINLINE void pack_tokens(const bfloat16* from, int64_t stride, const PairSizes& s,
+                                     const uint8_t* skip, uint32_t* to) {
+  const int64_t N = row_words();
+  for (int64_t panel = 0; panel < s.d_panels; ++panel, to += kChunk * N) {
+    const int64_t width = std::min(2 * N, s.D - panel * 2 * N);
+    for (int64_t r = 0; r < kChunk; ++r) {
+      uint32_t* row = to + r * N;
+      if (skip[r] != 0) {
+        std::memset(row, 0, static_cast<size_t>(N) * sizeof(uint32_t));
+        continue;
+      }
+      const bfloat16* source = from + r * stride + panel * 2 * N;
+      if (width == 2 * N) {
+        std::memcpy(row, source, static_cast<size_t>(N) * sizeof(uint32_t));
+      } else {
+        std::memset(row, 0, static_cast<size_t>(N) * sizeof(uint32_t));
+        std::memcpy(row, source, static_cast<size_t>(width) * sizeof(bfloat16));
+      }
+    }
+  }
+}
+
+/// Packs the values of a chunk of keys as pairs of keys, panels of [C / 2, 2 N] words, and widens
+/// the range of the values seen.
+inline HWY_NOINLINE void pack_values(const bfloat16* from, int64_t stride, const PairSizes& s,
+                                     const uint8_t* skip, const PairState& state, uint32_t* to) {
+  const FloatTag d;
+  const WordTag du;
+  const int64_t N = row_words();
+  const int64_t NR = 2 * N;
+  for (int64_t panel = 0; panel < s.e_panels; ++panel, to += kChunk / 2 * NR) {
+    const int64_t width = std::min(NR, s.E - panel * NR);
+    float* least = state.least + panel * NR;
+    float* most = state.most + panel * NR;
+    Vector least0 = hn::LoadU(d, least), least1 = hn::LoadU(d, least + N);
+    Vector most0 = hn::LoadU(d, most), most1 = hn::LoadU(d, most + N);
+    for (int64_t r = 0; r < kChunk; r += 2) {
+      Vector low[2] = {hn::Zero(d), hn::Zero(d)};
+      Vector high[2] = {hn::Zero(d), hn::Zero(d)};
+      for (int64_t side = 0; side < 2; ++side) {
+        if (skip[r + side] != 0) {
+          continue;
+        }
+        load_pair(from + (r + side) * stride + panel * NR, width, low[side], high[side]);
+        least0 = hn::Min(least0, low[side]);
+        least1 = hn::Min(least1, high[side]);
+        most0 = hn::Max(most0, low[side]);
+        most1 = hn::Max(most1, high[side]);
+      }
+      uint32_t* row = to + r / 2 * NR;
+      hn::StoreU(pair_words(hn::BitCast(du, low[0]), hn::BitCast(du, low[1])), du, row);
+      hn::StoreU(pair_words(hn::BitCast(du, high[0]), hn::BitCast(du, high[1])), du, row + N);
+    }
+    hn::StoreU(least0, d, least);
+    hn::StoreU(least1, d, least + N);
+    hn::StoreU(most0, d, most);
+    hn::StoreU(most1, d, most + N);
+  }
+}
+
+/// Features 2^(u - h - c) of a chunk of keys on one panel as pairs of keys, [C / 2, 2 N] words;
+/// `sums` receives the column sums of the rounded features. Returns the largest exponent.
+inline HWY_NOINLINE float pair_features(const float* HWY_RESTRICT u, const float* HWY_RESTRICT h,
+                                        const float* HWY_RESTRICT c, uint32_t* HWY_RESTRICT to,
+                                        float* HWY_RESTRICT sums) {
+  const FloatTag d;
+  const WordTag du;
+  const int64_t N = row_words();
+  const int64_t NR = 2 * N;
+  Vector largest = hn::Set(d, kNoKey);
+  for (int64_t half = 0; half < NR; half += N) {
+    const Vector stabiliser = hn::LoadU(d, c + half);
+    Vector sum = hn::Zero(d);
+    for (int64_t r = 0; r < kChunk; r += 2) {
+      const float* row = u + r * NR + half;
+      const Vector t0 = hn::Sub(hn::Sub(hn::LoadU(d, row), hn::Set(d, h[r])), stabiliser);
+      const Vector t1 = hn::Sub(hn::Sub(hn::LoadU(d, row + NR), hn::Set(d, h[r + 1])), stabiliser);
+      largest = hn::Max(largest, hn::Max(t0, t1));
+      const Words first = rounded_words(coarse_exp2(t0));
+      const Words second = rounded_words(coarse_exp2(t1));
+      sum = hn::Add(sum, hn::Add(hn::BitCast(d, first), hn::BitCast(d, second)));
+      hn::StoreU(pair_words(first, second), du, to + r / 2 * NR + half);
+    }
+    hn::StoreU(sum, d, sums + half);
+  }
+  return hn::GetLane(hn::MaxOfLanes(d, largest));
+}
+
+/// As raise_stabilisers for a chunk of keys.
+inline HWY_NOINLINE void raise_pair_stabilisers(const float* HWY_RESTRICT u,
+                                                const float* HWY_RESTRICT h, float* HWY_RESTRICT c,
+                                                float* HWY_RESTRICT factor) {
+  const FloatTag d;
+  const int64_t N = row_words();
+  for (int64_t half = 0; half < 2 * N; half += N) {
+    const Vector old = hn::LoadU(d, c + half);
+    Vector top = hn::Set(d, kNoKey);
+    for (int64_t r = 0; r < kChunk; ++r) {
+      top = hn::Max(top, hn::Sub(hn::LoadU(d, u + r * 2 * N + half), hn::Set(d, h[r])));
+    }
+    const auto rises = hn::Gt(hn::Sub(top, old), hn::Set(d, kPairRaise));
+    const Vector raised = hn::IfThenElse(rises, top, old);
+    hn::StoreU(exp2(hn::Sub(old, raised)), d, factor + half);
+    hn::StoreU(raised, d, c + half);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace favor
+HWY_AFTER_NAMESPACE();
+#endif  // FAVOR_HAS_PAIRS
+
+#endif  // FAVOR_PAIRS_INL_H_
