@@ -181,7 +181,7 @@ TEST_F(Cli, ConfigurationsThatCannotBeAreNamedWithBothValues) {
   };
   expect_error(with("--num-heads", "7"), 2, {"num_heads", "7", "512"});
   expect_error(with("--num-features", "-5"), 2, {"num_features", "-5", "expected"});
-  expect_error(with("--feature-map", "tanh"), 2, {"--feature-map is 'tanh'", "positive or relu"});
+  expect_error(with("--feature-map", "cosine"), 2, {"--feature-map is 'cosine'", "or identity"});
   expect_error(with("--dtype", "float8"), 2, {"dtype is 'float8'", "expected float32"});
   expect_error(with("--vocab-size", "30"), 2, {"vocab_size", "30", "29"});
   EXPECT_FALSE(fs::exists(path("run")));

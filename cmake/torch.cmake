@@ -8,9 +8,12 @@
 
 set(PERFORMER_TORCH_MINIMUM 2.11)
 
-# The interpreter: the one asked for, else the tree's own environment, else the active one.
+# The interpreter: the one asked for, else the one that pip runs, else the tree's own environment,
+# else the active one.
 if(PERFORMER_PYTHON)
   set(performer_python "${PERFORMER_PYTHON}")
+elseif(PERFORMER_WHEEL AND Python_EXECUTABLE)
+  set(performer_python "${Python_EXECUTABLE}")
 elseif(EXISTS "${PROJECT_SOURCE_DIR}/.venv/bin/python")
   set(performer_python "${PROJECT_SOURCE_DIR}/.venv/bin/python")
 else()
@@ -18,8 +21,14 @@ else()
   set(performer_python "${performer_python_found}")
 endif()
 
+# While it builds in isolation, pip hides the environment's packages behind PYTHONPATH.
+set(performer_python_command "${performer_python}")
+if(PERFORMER_WHEEL)
+  set(performer_python_command
+      "${CMAKE_COMMAND}" -E env --unset=PYTHONPATH "${performer_python}")
+endif()
 execute_process(
-  COMMAND "${performer_python}" -c
+  COMMAND ${performer_python_command} -c
           "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '')"
   OUTPUT_VARIABLE performer_torch_dir
   RESULT_VARIABLE performer_python_status
@@ -55,7 +64,10 @@ cmake_path(GET performer_torch_dir PARENT_PATH performer_site_packages)
 file(GLOB performer_nvidia_libs LIST_DIRECTORIES true "${performer_site_packages}/nvidia/*/lib")
 set(performer_torch_link_options "")
 foreach(folder IN LISTS performer_nvidia_libs)
-  list(APPEND performer_torch_link_options "-Wl,-rpath,${folder}" "-Wl,-rpath-link,${folder}")
+  list(APPEND performer_torch_link_options "-Wl,-rpath-link,${folder}")
+  if(NOT PERFORMER_WHEEL)  # Python has them loaded
+    list(APPEND performer_torch_link_options "-Wl,-rpath,${folder}")
+  endif()
 endforeach()
 
 add_library(torch::cpu SHARED IMPORTED)

@@ -52,10 +52,18 @@ void AttentionOptions::check() const {
               ", expected 0 (never) or more optimiser steps");
   FAVOR_CHECK(!std::isnan(feature_eps) && !std::isinf(feature_eps), "config: feature_eps is ",
               feature_eps, ", expected a finite number (negative: the map's default)");
+  const std::string map = favor::to_string(feature_map);
+  FAVOR_CHECK(!favor::is_fitted(feature_map), "config: feature_map is ", map,
+              ", expected one without fitted parameters (a model keeps none)");
+  const int64_t rows = favor::num_projection_rows(feature_map, num_features);
+  FAVOR_CHECK(favor::num_state_features(feature_map, rows) == num_features,
+              "config: num_features is ", num_features,
+              ", expected an even number with feature_map ", map, " (it makes two of each row)");
+  if (favor::estimates_softmax(feature_map)) {
+    FAVOR_CHECK(use_projection, "config: use_projection is false, expected true with feature_map ",
+                map, " (only the generalised maps work without a random matrix)");
+  }
   if (feature_map == favor::FeatureMapKind::kPositive) {
-    FAVOR_CHECK(use_projection,
-                "config: use_projection is false, expected true with feature_map positive (only "
-                "the generalised maps work without a random matrix)");
     FAVOR_CHECK(feature_eps <= 0, "config: feature_eps is ", feature_eps,
                 ", expected 0 or negative with feature_map positive (it needs none)");
   }

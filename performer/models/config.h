@@ -37,7 +37,7 @@ struct AttentionOptions {
   favor::ProjectionKind projection = favor::ProjectionKind::kOrthogonal;
   favor::RowNorm row_norm = favor::RowNorm::kChi;
   bool use_projection = true;        ///< false: the generalised map acts on q and k themselves
-  int64_t num_features = 256;        ///< M, rows of the random matrix
+  int64_t num_features = 256;        ///< M, what a state keeps of the keys
   bool per_head_projection = false;  ///< one matrix per head instead of one per layer
   double feature_eps = -1;  ///< added to each generalised feature; negative: the map's default
   uint64_t projection_seed = 0;

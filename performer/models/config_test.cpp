@@ -73,6 +73,27 @@ TEST(ModelConfig, PositiveMapNeedsItsMatrixAndTakesNoEpsilon) {
             "no error");
 }
 
+TEST(ModelConfig, FeatureMapsThatAModelCannotHaveAreNamed) {
+  EXPECT_EQ(error_with([](ModelConfig& c) {
+              c.attention.feature_map = favor::FeatureMapKind::kFavorSharp;
+            }),
+            "config: feature_map is favor_sharp, expected one without fitted parameters (a model "
+            "keeps none)");
+  EXPECT_EQ(
+      error_with([](ModelConfig& c) {
+        c.attention.feature_map = favor::FeatureMapKind::kTrig;
+        c.attention.num_features = 5;
+      }),
+      "config: num_features is 5, expected an even number with feature_map trig (it makes two "
+      "of each row)");
+  EXPECT_EQ(error_with([](ModelConfig& c) {
+              c.attention.feature_map = favor::FeatureMapKind::kHyperbolic;
+              c.attention.use_projection = false;
+            }),
+            "config: use_projection is false, expected true with feature_map hyperbolic (only the "
+            "generalised maps work without a random matrix)");
+}
+
 TEST(ModelConfig, WordsRoundTripAndUnknownOnesListTheKnown) {
   for (AttentionMethod method : {AttentionMethod::kFavor, AttentionMethod::kExact}) {
     EXPECT_EQ(attention_method_from_string(to_string(method)), method);

@@ -28,8 +28,8 @@ Tensor rotate(const Tensor& x, const Tensor& rotary) {
 }
 
 // Softmax attention. Keys may outnumber queries: the queries are then the last ones of the stream.
-Tensor exact_attention(const Tensor& q, const Tensor& k, const Tensor& v,
-                       const Tensor& key_padding_mask, bool causal) {
+Tensor softmax_attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                         const Tensor& key_padding_mask, bool causal) {
   const int64_t L = q.size(2), S = k.size(2);
   const bool plain_causal = causal && !key_padding_mask.defined() && L == S;
   std::optional<Tensor> allowed;
@@ -103,8 +103,9 @@ MultiHeadAttentionImpl::MultiHeadAttentionImpl(const MultiHeadAttentionOptions& 
   if (attention.feature_eps >= 0) parts.arguments.feature_eps = attention.feature_eps;
   if (!attention.use_projection) return;
   const int64_t P = attention.per_head_projection ? options.num_heads : 1;
+  const int64_t rows = favor::num_projection_rows(attention.feature_map, attention.num_features);
   parts.arguments.projection =
-      register_buffer("projection", torch::empty({P, attention.num_features, parts.head_dim()}));
+      register_buffer("projection", torch::empty({P, rows, parts.head_dim()}));
   redraw(0);
 }
 
@@ -122,7 +123,7 @@ Tensor MultiHeadAttentionImpl::forward(const Tensor& x, const Tensor& key_paddin
               x.size(1), "] (true = ignore this key)");
   const auto [q, k, v] = parts.project(x, rotary);
   if (!parts.is_favor()) {
-    return parts.join(exact_attention(q, k, v, key_padding_mask, parts.options.causal));
+    return parts.join(softmax_attention(q, k, v, key_padding_mask, parts.options.causal));
   }
   FavorArguments arguments = parts.arguments;
   if (key_padding_mask.defined()) arguments.key_padding_mask = key_padding_mask;
@@ -148,7 +149,7 @@ Tensor MultiHeadAttentionImpl::decode(const Tensor& x, AttentionState& state,
   }
   state.keys = k;
   state.values = v;
-  return parts.join(exact_attention(q, k, v, {}, /*causal=*/true));
+  return parts.join(softmax_attention(q, k, v, {}, /*causal=*/true));
 }
 
 void MultiHeadAttentionImpl::redraw(uint32_t index) {
@@ -159,7 +160,7 @@ void MultiHeadAttentionImpl::redraw(uint32_t index) {
   favor::ProjectionSpec spec;
   spec.kind = parts.options.attention.projection;
   spec.row_norm = parts.options.attention.row_norm;
-  spec.num_features = parts.options.attention.num_features;
+  spec.num_features = projection.size(1);
   spec.head_dim = parts.head_dim();
   spec.seed = parts.options.attention.projection_seed;
   spec.layer = static_cast<uint32_t>(parts.options.layer);

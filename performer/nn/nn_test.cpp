@@ -43,13 +43,14 @@ std::string error_of(const std::function<void()>& action) {
 }
 
 std::vector<MultiHeadAttentionOptions> all_options(bool causal) {
-  std::vector<MultiHeadAttentionOptions> all(5, options_of(AttentionMethod::kFavor, causal));
+  std::vector<MultiHeadAttentionOptions> all(6, options_of(AttentionMethod::kFavor, causal));
   all[1].attention.per_head_projection = true;
   all[2].attention.feature_map = favor::FeatureMapKind::kRelu;
   all[3].attention.feature_map = favor::FeatureMapKind::kRelu;
   all[3].attention.use_projection = false;
   all[3].bias = true;
   all[4] = options_of(AttentionMethod::kExact, causal);
+  all[5].attention.feature_map = favor::FeatureMapKind::kHyperbolic;
   return all;
 }
 

@@ -1,38 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the operators' registration binds together: CPU and meta kernels (favor_attention.cpp) and
-// the autograd rule (autograd.cpp). Internal to this folder.
+// What the operators' registration binds together: CPU kernels (kernels.cpp, decode_state.cpp) and
+// the rows that they and the meta kernels return. Internal to this folder.
 #ifndef PERFORMER_OPS_KERNELS_H_
 #define PERFORMER_OPS_KERNELS_H_
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <optional>
-#include <string_view>
 #include <tuple>
 
 #include "performer/ops/favor_attention.h"
 
 namespace performer::ops {
 
-using OptionalTensor = std::optional<at::Tensor>;
+/// Passes over all tokens. `op` is the name that error messages begin with.
+ForwardResult forward_cpu(const char* op, bool is_causal, const at::Tensor& q, const at::Tensor& k,
+                          const at::Tensor& v, bool save, const FavorArguments& arguments);
+BackwardResult backward_cpu(const char* op, bool is_causal, const at::Tensor& dout,
+                            const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const ForwardResult& forward, const FavorArguments& arguments);
 
-/// The autograd kernel of performer::attention.
-at::Tensor attention_autograd(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                              const OptionalTensor& projection,
-                              const OptionalTensor& key_padding_mask,
-                              const OptionalTensor& cu_seqlens_q,
-                              const OptionalTensor& cu_seqlens_k, bool is_causal,
-                              std::string_view feature_map, std::optional<double> scale,
-                              std::optional<double> feature_eps);
+ExactForwardResult exact_forward_cpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                     bool is_causal, bool save, const ExactArguments& arguments);
+BackwardResult exact_backward_cpu(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
+                                  const at::Tensor& v, const at::Tensor& out,
+                                  const at::Tensor& normalizer, bool is_causal,
+                                  const ExactArguments& arguments);
 
-/// CPU kernels. `op` is the name that error messages begin with.
-ForwardResult forward_cpu(const char* op, const at::Tensor& q, const at::Tensor& k,
-                          const at::Tensor& v, const FavorArguments& arguments, bool save,
-                          bool is_causal);
-BackwardResult backward_cpu(const char* op, const at::Tensor& dout, const at::Tensor& q,
-                            const at::Tensor& k, const at::Tensor& v, const ForwardResult& forward,
-                            const FavorArguments& arguments, bool is_causal);
+/// [G, num_map_parameters(feature_map, D)], in the type the kernels compute in.
+at::Tensor fit_feature_map_cpu(const at::Tensor& q, const at::Tensor& k,
+                               const FavorArguments& arguments);
 
 /// (out, c, S, z) after one token; the tensors of the given state stay as they are.
 using DecodeResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;

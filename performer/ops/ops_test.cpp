@@ -253,6 +253,138 @@ TEST(Attention, FloatGradientsFollowDouble) {
   }
 }
 
+// Each argument beside the defaults, as the operator takes it and as favor does.
+struct Variation {
+  const char* name;
+  std::function<void(FavorArguments&)> of_operator;
+  std::function<void(favor::AttentionParams<double>&)> of_favor;
+};
+
+TEST(Attention, HandsEveryArgumentToFavor) {
+  using Params = favor::AttentionParams<double>;
+  const Inputs in = make_inputs({"plain"}, torch::kDouble);
+  const Tensor weight = torch::randn({kB, kH, kL}, torch::kDouble);
+  const Tensor shared_weight = torch::randn({kB, kL});  // float, converted
+  const Tensor shared_f64 = shared_weight.to(torch::kDouble);
+  const Tensor fitted = torch::tensor({-0.3, 1.1, 0.9, 1.2, 0.8}, torch::kDouble);
+  std::vector<Variation> variations = {
+      {"scale", [](FavorArguments& x) { x.scale = 0.3; }, [](Params& x) { x.scale = 0.3; }},
+      {"key_log_weight", [&](FavorArguments& x) { x.key_log_weight = weight; },
+       [&](Params& x) {
+         x.key_log_weight = weight.const_data_ptr<double>();
+         x.num_key_log_weights = kH;
+       }},
+      {"key_log_weight of all heads", [&](FavorArguments& x) { x.key_log_weight = shared_weight; },
+       [&](Params& x) { x.key_log_weight = shared_f64.const_data_ptr<double>(); }},
+      {"feature_eps", [](FavorArguments& x) { x.feature_eps = 0.1; },
+       [](Params& x) { x.feature_eps = 0.1; }},
+      {"compatibility",
+       [](FavorArguments& x) {
+         x.compatibility = "official";
+         x.feature_eps = 0.1;
+       },
+       [](Params& x) {
+         x.compatibility = favor::Compatibility::kOfficial;
+         x.feature_eps = 0.1;
+       }},
+      {"renormalize", [](FavorArguments& x) { x.renormalize = false; },
+       [](Params& x) { x.renormalize = false; }},
+      {"map_parameters",
+       [&](FavorArguments& x) {
+         x.feature_map = "favor_sharp_diagonal";
+         x.map_parameters = fitted;
+       },
+       [&](Params& x) {
+         x.feature_map = favor::FeatureMapKind::kFavorSharpDiagonal;
+         x.map_parameters = fitted.const_data_ptr<double>();
+       }}};
+  for (const char* map : {"hyperbolic", "optimal_positive", "favor_sharp_diagonal", "favor_sharp",
+                          "trig", "relu", "relu2", "elu1", "exp", "sigmoid", "softplus", "gelu",
+                          "abs", "tanh", "cos", "sin", "identity"}) {
+    variations.push_back({map, [=](FavorArguments& x) { x.feature_map = map; },
+                          [=](Params& x) {
+                            x.feature_map = favor::feature_map_from_string(map);
+                            x.num_features = favor::num_state_features(x.feature_map, kM);
+                          }});
+  }
+  const Tensor plain = favor_attention(in.q, in.k, in.v, in.arguments, false);
+  for (const Variation& variation : variations) {
+    SCOPED_TRACE(variation.name);
+    FavorArguments arguments = in.arguments;
+    variation.of_operator(arguments);
+    Params params;
+    params.projection = in.arguments.projection->const_data_ptr<double>();
+    params.num_features = kM;
+    variation.of_favor(params);
+    const Tensor q = in.q.contiguous(), k = in.k.contiguous(), v = in.v.contiguous();
+    Tensor expected = torch::empty({kB, kH, kL, kE}, torch::kDouble);
+    const auto view = [](const Tensor& t) {
+      return favor::contiguous_view(t.const_data_ptr<double>(), t.size(0), t.size(1), t.size(2),
+                                    t.size(3));
+    };
+    favor::bidirectional_forward<double>(
+        params, view(q), view(k), view(v),
+        favor::contiguous_view(expected.mutable_data_ptr<double>(), kB, kH, kL, kE));
+    const Tensor out = favor_attention(in.q, in.k, in.v, arguments, false);
+    EXPECT_LT((out - expected).abs().max().item<double>(), 1e-12);
+    EXPECT_GT((out - plain).abs().max().item<double>(), 1e-3);
+  }
+}
+
+TEST(Attention, SixteenBitTensorsAreRoundedResultsOfFloat) {
+  for (torch::ScalarType type : {torch::kBFloat16, torch::kHalf}) {
+    for (bool is_causal : {false, true}) {
+      const Inputs in = make_inputs({"masked", "positive", is_causal, 1, true}, torch::kFloat);
+      const auto run = [&](torch::ScalarType kind) {
+        Tensor leaves[3] = {in.q.to(type).to(kind), in.k.to(type).to(kind), in.v.to(type).to(kind)};
+        for (Tensor& leaf : leaves) leaf = leaf.detach().set_requires_grad(true);
+        const Tensor out =
+            favor_attention(leaves[0], leaves[1], leaves[2], in.arguments, is_causal);
+        EXPECT_EQ(out.scalar_type(), kind);
+        out.sum().backward();
+        EXPECT_EQ(leaves[0].grad().scalar_type(), kind);
+        std::vector<Tensor> results = {out.detach()};
+        for (const Tensor& leaf : leaves) results.push_back(leaf.grad());
+        return results;
+      };
+      const std::vector<Tensor> rounded = run(type), expected = run(torch::kFloat);
+      // One rounding of 2^-9 or 2^-12 of each result; of the output too, before it is used again.
+      const double unit = type == torch::kHalf ? 1.0 / 4096 : 1.0 / 512;
+      for (size_t n = 0; n < rounded.size(); ++n) {
+        EXPECT_LT((rounded[n].to(torch::kFloat) - expected[n]).abs().max().item<double>(),
+                  4 * unit * (1 + expected[n].abs().max().item<double>()))
+            << "tensor " << n;
+      }
+    }
+  }
+}
+
+TEST(Attention, GroupsOfQueryHeadsShareAKeyHead) {
+  for (bool is_causal : {false, true}) {
+    for (torch::ScalarType type : {torch::kFloat, torch::kDouble}) {
+      const Inputs in = make_inputs({"plain"}, type);
+      const auto run = [&](bool repeated) {
+        Tensor leaves[3] = {in.q.repeat({1, 2, 1, 1}), in.k.clone(), in.v.clone()};
+        for (Tensor& leaf : leaves) leaf.set_requires_grad(true);
+        const auto shared = [&](const Tensor& x) {
+          return repeated ? x.repeat_interleave(2, 1) : x;
+        };
+        const Tensor out = favor_attention(leaves[0], shared(leaves[1]), shared(leaves[2]),
+                                           in.arguments, is_causal);
+        out.square().sum().backward();
+        return std::vector<Tensor>{out.detach(), leaves[0].grad(), leaves[1].grad(),
+                                   leaves[2].grad()};
+      };
+      const std::vector<Tensor> grouped = run(false), expected = run(true);
+      // Sums of a dozen terms in another order.
+      const double bound = type == torch::kFloat ? 1e-5 : 1e-13;
+      for (size_t n = 0; n < grouped.size(); ++n) {
+        EXPECT_LT((grouped[n] - expected[n]).abs().max().item<double>(), bound) << "tensor " << n;
+      }
+    }
+  }
+}
+
 TEST(Attention, TakesAnyStridesOfInputsAndGradients) {
   for (bool is_causal : {false, true}) {
     const Case c{"plain", "positive", is_causal};
@@ -367,7 +499,11 @@ TEST(Attention, HasNoSecondDerivative) {
 }
 
 TEST(Meta, ShapesStridesAndTypesEqualThoseOfTheCpu) {
-  for (const Case& c : all_cases()) {
+  std::vector<Case> cases = all_cases();
+  cases.push_back({"two features per row", "hyperbolic", true});
+  cases.push_back({"window", "positive", true});
+  cases.push_back({"window", "positive", false});
+  for (const Case& c : cases) {
     SCOPED_TRACE(label(c));
     for (int64_t L : {int64_t{0}, kL, 2 * favor::kStateInterval, 2 * favor::kStateInterval + 1}) {
       if (c.packed && L != kL) continue;
@@ -375,6 +511,11 @@ TEST(Meta, ShapesStridesAndTypesEqualThoseOfTheCpu) {
         Inputs in = make_inputs(c, torch::kFloat);
         in.q = torch::randn({kB, L, kH, kD}).transpose(1, 2);
         if (!heads_inside) in.q = in.q.contiguous();
+        if (c.name == std::string("window")) in.arguments.window = 2;
+        if (heads_inside && c.P == 1) {  // one key head for all
+          in.k = in.k.slice(1, 0, 1);
+          in.v = in.v.slice(1, 0, 1);
+        }
         const auto meta = [](const Tensor& x) { return x.to(torch::kMeta); };
         FavorArguments arguments = in.arguments;
         if (arguments.projection) arguments.projection = meta(*arguments.projection);
@@ -442,21 +583,22 @@ TEST(Errors, NameOperatorArgumentAndExpectation) {
       favor_attention(changed.q, changed.k, changed.v, changed.arguments, /*is_causal=*/false);
     });
   };
-  EXPECT_EQ(run([](Inputs& x) { x.q = x.q.to(torch::kBFloat16); }),
-            "bidirectional_forward: q has dtype BFloat16, expected Float or Double");
+  EXPECT_EQ(run([](Inputs& x) { x.q = x.q.to(torch::kInt); }),
+            "bidirectional_forward: q has dtype Int, expected Float, BFloat16, Half or Double");
   EXPECT_EQ(run([](Inputs& x) { x.k = x.k.to(torch::kDouble); }),
             "bidirectional_forward: k has dtype Double, expected Float (the dtype of q)");
   EXPECT_EQ(run([](Inputs& x) { x.v = x.v[0]; }),
-            "bidirectional_forward: v has shape [2, 6, 3], expected 4 dimensions [B, H, S, E]");
+            "bidirectional_forward: v has shape [2, 6, 3], expected 4 dimensions [B, G, S, E]");
   EXPECT_EQ(run([](Inputs& x) {
               x.arguments.projection = torch::randn({5, 3});
             }),
-            "bidirectional_forward: projection is Float of shape [5, 3], expected [M, 4] or "
-            "[P, M, 4], floating point, on the CPU (P is 1 or H = 2)");
+            "bidirectional_forward: projection is Float of shape [5, 3], expected [R, 4] or "
+            "[P, R, 4], floating point, on the CPU (P is 1 or the number of key heads, 2)");
   EXPECT_EQ(run([](Inputs& x) {
               x.arguments.projection = torch::randn({3, 5, 4});
             }),
-            "bidirectional_forward: projection has shape [3, 5, 4], expected 1 or H = 2 matrices");
+            "bidirectional_forward: projection has shape [3, 5, 4], expected 1 or 2 matrices (key "
+            "heads)");
   EXPECT_EQ(run([](Inputs& x) {
               x.arguments.key_padding_mask = torch::zeros({2, 6});
             }),
@@ -480,14 +622,34 @@ TEST(Errors, NameOperatorArgumentAndExpectation) {
             std::string::npos);
   EXPECT_NE(run([](Inputs& x) {
               x.k = x.k.slice(1, 0, 1);
-            }).find("bidirectional_forward: k has shape [2, 1, 6, 4], expected [2, 2, 6, 4]"),
+            }).find("bidirectional_forward: v has shape [2, 2, 6, 3], expected [2, 1, 6, 3]"),
             std::string::npos);
-  favor::DecodeState state;
-  EXPECT_EQ(error_of([&] {
-              const auto f64 = [](const Tensor& x) { return x.to(torch::kDouble); };
-              favor_decode(f64(in.q), f64(in.k), f64(in.v), in.arguments, state);
+  EXPECT_EQ(run([](Inputs& x) {
+              x.arguments.key_log_weight = torch::zeros({2, 3, 6});
             }),
-            "favor_decode: q has dtype Double, expected Float (decoding states are float32)");
+            "bidirectional_forward: key_log_weight is Float of shape [2, 3, 6], expected floating "
+            "point of shape [2, 6] or [2, W, 6] on the CPU (W is 1 or the number of key heads, 2)");
+  EXPECT_EQ(run([](Inputs& x) {
+              x.arguments.key_log_weight = torch::zeros({2, 6}).set_requires_grad(true);
+            }),
+            "attention: key_log_weight requires a gradient, expected none (weights of keys carry "
+            "none; pass key_log_weight.detach())");
+  EXPECT_EQ(run([](Inputs& x) {
+              x.arguments.feature_map = "favor_sharp_diagonal";
+              x.arguments.map_parameters = torch::zeros({4});
+            }),
+            "bidirectional_forward: map_parameters is Float of shape [4], expected [5] or [Q, 5], "
+            "floating point, on the CPU (Q is 1 or the number of key heads, 2)");
+  EXPECT_EQ(run([](Inputs& x) { x.arguments.compatibility = "paper"; }),
+            "compatibility_from_string: compatibility is 'paper', expected none | official");
+  favor::DecodeState state;
+  EXPECT_EQ(
+      error_of([&] {
+        const auto f64 = [](const Tensor& x) { return x.to(torch::kDouble); };
+        favor_decode(f64(in.q), f64(in.k), f64(in.v), in.arguments, state);
+      }),
+      "favor_decode: q has dtype Double, expected Float, BFloat16 or Half (decoding states are "
+      "float32)");
 }
 
 }  // namespace

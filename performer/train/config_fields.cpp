@@ -30,7 +30,10 @@ struct Words<PositionKind> {
 };
 template <>
 struct Words<favor::FeatureMapKind> {
-  static constexpr const char* kList = "positive|relu";
+  // Without those that are fitted to data, which a model does not keep.
+  static constexpr const char* kList =
+      "positive|hyperbolic|trig|relu|relu2|elu1|exp|sigmoid|softplus|gelu|abs|tanh|cos|sin|"
+      "identity";
   static favor::FeatureMapKind read(std::string_view word) {
     return favor::feature_map_from_string(word);
   }

@@ -113,8 +113,10 @@ TEST(TrainConfig, CountsTakeSuffixes) {
 
 TEST(TrainConfig, WrongWordsListTheKnownOnes) {
   TrainConfig config;
-  EXPECT_EQ(error_of([&] { parse(config, "feature_map", "tanh"); }),
-            "--feature-map is 'tanh', expected positive or relu");
+  EXPECT_EQ(
+      error_of([&] { parse(config, "feature_map", "cosine"); }),
+      "--feature-map is 'cosine', expected positive or hyperbolic or trig or relu or relu2 or "
+      "elu1 or exp or sigmoid or softplus or gelu or abs or tanh or cos or sin or identity");
 }
 
 TEST(TrainConfig, UnknownKeyNamesTheNearest) {
