@@ -149,7 +149,7 @@ int64_t saved_state_size(int64_t B, int64_t G, int64_t L, int64_t M, int64_t E, 
 /// out [B, H, L, E]. `saved` may be null. O((L + S) M (D + E)) time. Scratch independent of L: the
 /// packed matrices, 2 P M D elements; O(M (D + E) + C (D + E + M)) per thread, with chunks of C =
 /// 64 tokens; and a state of M (E + 2) elements per parallel block of keys, at most 64 of them or
-/// one per item.
+/// one per head of an item.
 template <class T>
 void bidirectional_forward(const AttentionParams<Compute<T>>& params, View4<const T> q,
                            View4<const T> k, View4<const T> v, View4<T> out,
@@ -173,8 +173,8 @@ void causal_forward(const AttentionParams<Compute<T>>& params, View4<const T> q,
                     View4<const T> v, View4<T> out, Saved<Compute<T>>* saved = nullptr,
                     const DecodeState* initial = nullptr, DecodeState* final_state = nullptr);
 
-/// Gradients of causal_forward without an initial state. Each thread holds the features of
-/// kStateInterval keys and queries, 2 kStateInterval M elements, whatever L is.
+/// Gradients of causal_forward without an initial state. Each thread holds features of keys and
+/// queries, 2 kStateInterval M elements (3 with maps whose slopes are kept), whatever L is.
 template <class T>
 void causal_backward(const AttentionParams<Compute<T>>& params, View4<const T> q, View4<const T> k,
                      View4<const T> v, View4<const T> out, View4<const T> dout,
