@@ -223,9 +223,12 @@ void check_causal(const char* op, const Plan<T>& plan) {
               "the maximum over later keys too)");
 }
 
-/// Whether the fast decoding step knows the call; the plain code serves the others.
-bool decode_kernel_serves(const Plan<float>& plan) {
-  const bool relu = plan.feature_map == FeatureMapKind::kRelu && plan.key_log_weight == nullptr;
+/// Whether the fast decoding step knows the call. Its relu features have no stabiliser, which key
+/// weights of earlier tokens may have raised.
+bool decode_kernel_serves(const Plan<float>& plan, const DecodeState& state) {
+  const auto is_zero = [](float x) { return x == 0.0f; };
+  const bool relu = plan.feature_map == FeatureMapKind::kRelu && plan.key_log_weight == nullptr &&
+                    std::all_of(state.c.begin(), state.c.end(), is_zero);
   const bool exponential = plan.feature_map == FeatureMapKind::kPositive ||
                            plan.feature_map == FeatureMapKind::kHyperbolic;
   return (relu || (exponential && plan.eps == 0)) && plan.renormalize;
@@ -251,7 +254,7 @@ void decode_step_on(const AttentionParams<float>& params, View4<const T> q, View
               ", expected 0 (hybrid_decode_step has a state that holds keys)");
   check_shape(op, "out", out, {plan.B, plan.H, 1, plan.E}, "[B, H, 1, E]");
   check_state(op, "state", plan, state);
-  if (decode_kernel_serves(plan)) {
+  if (decode_kernel_serves(plan, state)) {
     make_steppable(state);
     decode_step_kernel(plan, state, out);
   } else {

@@ -113,5 +113,25 @@ TEST(Decode, StepsAreAsExactAsTheyMayBe) {
   set_poison_scratch(false);
 }
 
+// Key weights raise the one stabiliser of relu features; later steps without weights keep it.
+TEST(Decode, StepsWithoutWeightsContinueAWeightedStream) {
+  DecodeState state(1, 1, 2, 1);
+  AttentionParams<float> params;
+  params.feature_map = FeatureMapKind::kRelu;
+  params.feature_eps = 0;
+  const float x[] = {1, 1}, log_weight = 3;
+  float out = 0;
+  const auto step = [&](float value) {
+    decode_step(params, contiguous_view(x, 1, 1, 1, 2), contiguous_view(x, 1, 1, 1, 2),
+                contiguous_view<const float>(&value, 1, 1, 1, 1), state,
+                contiguous_view(&out, 1, 1, 1, 1));
+  };
+  params.key_log_weight = &log_weight;
+  step(1);
+  params.key_log_weight = nullptr;
+  step(0);
+  EXPECT_NEAR(out, std::exp(3.0) / (std::exp(3.0) + 1), 1e-6);
+}
+
 }  // namespace
 }  // namespace favor
