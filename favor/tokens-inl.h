@@ -20,9 +20,9 @@
 #include <type_traits>
 
 #include "favor/elements-inl.h"
-#include "favor/hadamard-inl.h"
 #include "favor/plan.h"
 #include "favor/simd-inl.h"
+#include "favor/structured-inl.h"
 #include "favor/transpose-inl.h"
 
 HWY_BEFORE_NAMESPACE();
