@@ -11,6 +11,7 @@
 
 #include "favor/check.h"
 #include "performer/ops/favor_attention.h"
+#include "performer/ops/kernels.h"
 #include "performer/ops/signatures.h"
 
 namespace performer::ops {
@@ -152,27 +153,22 @@ Tensor attention_autocast(const Tensor& q, const Tensor& k, const Tensor& v, boo
 }
 
 }  // namespace
-}  // namespace performer::ops
 
 // The passes themselves have no derivative: asking for one raises instead of giving zero.
-TORCH_LIBRARY_IMPL(performer, Autograd, m) {
+void register_autograd(torch::Library& m) {
   using torch::autograd::autogradNotImplementedFallback;
-  using namespace performer;
-  m.impl("attention", ops::kernel_of<ops::attention_autograd<FavorArguments>>);
-  m.impl("exact_attention", ops::kernel_of<ops::attention_autograd<ExactArguments>>);
-  m.impl("exact_forward", autogradNotImplementedFallback());
-  m.impl("exact_backward", autogradNotImplementedFallback());
-  m.impl("bidirectional_forward", autogradNotImplementedFallback());
-  m.impl("bidirectional_backward", autogradNotImplementedFallback());
-  m.impl("causal_forward", autogradNotImplementedFallback());
-  m.impl("causal_backward", autogradNotImplementedFallback());
-  m.impl("decode_step", autogradNotImplementedFallback());
-  m.impl("fit_feature_map", autogradNotImplementedFallback());
-  m.impl("stream", autogradNotImplementedFallback());
+  m.impl("attention", kernel_of<attention_autograd<FavorArguments>>);
+  m.impl("exact_attention", kernel_of<attention_autograd<ExactArguments>>);
+  for (const char* name :
+       {"bidirectional_forward", "bidirectional_backward", "causal_forward", "causal_backward",
+        "exact_forward", "exact_backward", "decode_step", "fit_feature_map", "stream"}) {
+    m.impl(name, autogradNotImplementedFallback());
+  }
 }
 
-TORCH_LIBRARY_IMPL(performer, AutocastCPU, m) {
-  using namespace performer;
-  m.impl("attention", ops::kernel_of<ops::attention_autocast<FavorArguments>>);
-  m.impl("exact_attention", ops::kernel_of<ops::attention_autocast<ExactArguments>>);
+void register_autocast(torch::Library& m) {
+  m.impl("attention", kernel_of<attention_autocast<FavorArguments>>);
+  m.impl("exact_attention", kernel_of<attention_autocast<ExactArguments>>);
 }
+
+}  // namespace performer::ops

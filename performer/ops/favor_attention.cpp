@@ -269,3 +269,11 @@ TORCH_LIBRARY_IMPL(performer, Meta, m) {
   m.impl("decode_step", kernel_of<decode_step_meta>);
   m.impl("fit_feature_map", kernel_of<fit_feature_map_meta>);
 }
+
+TORCH_LIBRARY_IMPL(performer, Autograd, m) {
+  performer::ops::register_autograd(m);
+}
+
+TORCH_LIBRARY_IMPL(performer, AutocastCPU, m) {
+  performer::ops::register_autocast(m);
+}

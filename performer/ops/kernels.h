@@ -11,7 +11,16 @@
 
 #include "performer/ops/favor_attention.h"
 
+namespace torch {
+class Library;
+}
+
 namespace performer::ops {
+
+/// The kernels of the autograd and autocast keys (autograd.cpp). Functions and not registrations of
+/// their own, because a linker leaves out files of a static library that nothing refers to.
+void register_autograd(torch::Library& m);
+void register_autocast(torch::Library& m);
 
 /// Passes over all tokens. `op` is the name that error messages begin with.
 ForwardResult forward_cpu(const char* op, bool is_causal, const at::Tensor& q, const at::Tensor& k,
