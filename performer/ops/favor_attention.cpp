@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "favor/check.h"
+#include "favor/method.h"
 #include "favor/projection.h"
 #include "performer/ops/kernels.h"
 #include "performer/ops/signatures.h"
@@ -155,6 +156,15 @@ int64_t num_projection_rows_kernel(std::string_view feature_map, int64_t num_fea
   return rows;
 }
 
+std::string resolve_method_kernel(std::string_view feature_map, int64_t L, int64_t S, int64_t D,
+                                  int64_t E, int64_t M, bool is_causal) {
+  FAVOR_CHECK(favor::estimates_softmax(favor::feature_map_from_string(feature_map)),
+              "resolve_method: feature_map is ", feature_map,
+              ", expected one that estimates softmax");
+  const favor::MethodShape shape = {L, S, D, E, M, is_causal};
+  return favor::to_string(favor::resolve_method(favor::Method::kAuto, shape));
+}
+
 }  // namespace
 }  // namespace ops
 
@@ -235,6 +245,8 @@ TORCH_LIBRARY(performer, m) {
   define(
       "draw_projection(int num_rows, int head_dim, str kind=\"orthogonal\", "
       "str row_norm=\"chi\", int seed=0, int layer=0, int head=0, int redraw=0) -> Tensor");
+  define(
+      "resolve_method(str feature_map, int L, int S, int D, int E, int M, bool is_causal) -> str");
   define("num_projection_rows(str feature_map, int num_features) -> int");
 }
 
@@ -243,6 +255,7 @@ TORCH_LIBRARY_IMPL(performer, CompositeExplicitAutograd, m) {
   m.impl("attention", kernel_of<attention_forward_only>);
   m.impl("exact_attention", kernel_of<exact_forward_only>);
   m.impl("draw_projection", draw_projection_kernel);
+  m.impl("resolve_method", resolve_method_kernel);
   m.impl("num_projection_rows", num_projection_rows_kernel);
 }
 

@@ -11,6 +11,7 @@ from performer._attention import attention, fit_feature_map
 from performer._decode_state import DecodeState
 from performer._features import draw_projection
 from performer._library import library_path
+from performer._method import resolve_method
 from performer._module import FavorAttention
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "draw_projection",
     "fit_feature_map",
     "library_path",
+    "resolve_method",
 ]

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 
 from performer._decode_state import DecodeState
-from performer._features import Features, resolve_projection
+from performer._features import DEFAULT_NUM_FEATURES, Features, resolve_projection
 from performer._inputs import key_arguments, to_heads
 from performer._library import call
-
-METHODS = ("favor", "exact")
+from performer._method import METHODS, automatic_method
 
 
 def attention(
@@ -78,7 +77,9 @@ def attention(
     initial_state, return_state: a causal call may continue a stream and return (output, state).
     layout: "BHLD", or "BLHD" for [B, L, H, D] tensors.
     method: "favor", or "exact" for softmax attention, in quadratic time, to which all that is said
-        of features does not apply; with a window, keys outside it are left out.
+        of features does not apply; with a window, keys outside it are left out. "auto" takes the
+        faster of the two for the call's lengths (resolve_method), without gradients or states; the
+        logger "performer" names its first choices.
     """
     if dropout_p != 0:
         raise ValueError(
@@ -94,6 +95,12 @@ def attention(
     has_state = initial_state is not None or return_state
     if has_state and method != "favor":
         raise ValueError(f"attention: method is {method!r}, expected 'favor' (a state is used)")
+    if method == "auto":
+        features_kept = DEFAULT_NUM_FEATURES if num_features is None else num_features
+        if isinstance(projection, torch.Tensor):
+            two = feature_map in ("hyperbolic", "trig")
+            features_kept = projection.shape[-2] * (2 if two else 1)
+        method = automatic_method(q, k, v, feature_map, features_kept, window, is_causal)
     if method == "exact":
         keys.update(scale=scale, window=window, sinks=sinks)
         return restore(call(torch.ops.performer.exact_attention, q, k, v, is_causal, **keys))

@@ -17,11 +17,11 @@ from performer._library import call
 class FavorAttention(torch.nn.Module):
     """Attention between given queries, keys and values; no trained weights.
 
-    The random matrix is the buffer `projection`, [R, head_dim], or [num_matrices, R, head_dim] with
-    a matrix for each key head. It is drawn from (seed, layer, head, redraw index), never from
-    torch's generators, and is part of the state_dict like the redraw index, so that a restored
-    module computes the same. Casting the module to 16 bits leaves the matrix in float32. Only redraw()
-    changes it: training and evaluation compute the same.
+    The random matrix is the buffer `projection`, [R, head_dim], or [num_matrices, R, head_dim]
+    with a matrix for each key head. It is drawn from (seed, layer, head, redraw index), never
+    from torch's generators, and is part of the state_dict like the redraw index, so that a
+    restored module computes the same. Casting the module to 16 bits leaves the matrix in
+    float32. Only redraw() changes it: training and evaluation compute the same.
 
     The options are those of attention(); `fit` keeps the parameters of a fitted map in the buffer
     `map_parameters`.

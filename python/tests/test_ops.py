@@ -102,5 +102,6 @@ def test_exports_are_pinned():
         "draw_projection",
         "fit_feature_map",
         "library_path",
+        "resolve_method",
     ]
     assert performer.library_path().is_file()
