@@ -241,9 +241,9 @@ class Report {
     const std::vector<double> fitted = is_fitted(map) ? moments.fit(map) : std::vector<double>();
     double closed = 0;
     for (int64_t pair = 0; pair < kPairs; ++pair) {
-      const std::optional<double> exact = relative_variance(
-          map, matrix, M, fitted, std::span(x).subspan(pair * D, D),
-          std::span(y).subspan(pair * D, D));
+      const std::optional<double> exact =
+          relative_variance(map, matrix, M, fitted, std::span(x).subspan(pair * D, D),
+                            std::span(y).subspan(pair * D, D));
       if (!exact) return;
       closed += *exact / kPairs;
     }
@@ -312,7 +312,9 @@ class Report {
 int run_main(int argc, char** argv) {
   Options options;
   CLI::App app{"Error of random-feature attention against exact softmax attention"};
-  app.add_option("--length", options.L, "tokens")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--length", options.L, "tokens")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("--draws", options.draws, "matrices per figure")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

@@ -32,7 +32,8 @@ double pair_moment_over_factorial(int64_t D, int64_t n, double cosine) {
   return total;
 }
 
-/// E[exp((w1 + w2).z)] for two rows of one block at the given cosine (4.5): a power series in |z|^2.
+/// E[exp((w1 + w2).z)] for two rows of one block at the given cosine (4.5): a power series in
+/// |z|^2.
 double pair_expectation(int64_t D, double square, double cosine) {
   const double half = static_cast<double>(D) / 2;
   double total = 0;
