@@ -22,13 +22,15 @@ def part(tensors, begin, end):
 def test_streams_equal_the_whole_pass(feature_map, heads):
     tensors = inputs(heads=heads)
     named = {"is_causal": True, "feature_map": feature_map, "enable_gqa": True, "num_features": 8}
+    # The denominators of trig may be near 0, where no bound on the quotients holds.
+    named["renormalize"] = feature_map != "trig"
     whole = performer.attention(*tensors, **named)
     for first in (1, 2, 5, L):
         out, state = performer.attention(*part(tensors, 0, first), return_state=True, **named)
         rows = [out]
         rows += [state.step(*part(tensors, t, t + 1), enable_gqa=True) for t in range(first, L)]
         assert state.position == L
-        assert_near(torch.cat(rows, 2), whole)
+        assert_near(torch.cat(rows, 2), whole, 1e-5 * (1 + float(whole.abs().max())))
 
 
 def test_calls_continue_states_without_changing_them():
