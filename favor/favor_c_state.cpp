@@ -15,8 +15,8 @@ using namespace favor::c;  // NOLINT(google-build-using-namespace)
 favor_status favor_state_create(int64_t batch, int64_t key_heads, int64_t num_features,
                                 int64_t value_dim, favor_state** state) {
   return guarded([&] {
-    required("favor_state_create", "state", state) =
-        new favor_state{DecodeState(batch, key_heads, num_features, value_dim)};
+    favor_state*& made = required("favor_state_create", "state", state);
+    made = new favor_state{DecodeState(batch, key_heads, num_features, value_dim)};
   });
 }
 
@@ -24,7 +24,8 @@ favor_status favor_state_copy(const favor_state* state, favor_state** copy) {
   return guarded([&] {
     const char* op = "favor_state_copy";
     const favor_state& from = required(op, "state", state);
-    required(op, "copy", copy) = new favor_state(from);
+    favor_state*& made = required(op, "copy", copy);
+    made = new favor_state(from);
   });
 }
 
