@@ -97,9 +97,7 @@ void plan_feature_map(const char* op, const AttentionParams<T>& params, Plan<T>&
                 matrix.block_rows, " rows, expected what draw_structured_projection gives");
   }
   expand_structured(plan);
-  plan.scale = resolve_scale(params, plan.D);
-  FAVOR_CHECK(std::isfinite(plan.scale) && plan.scale > 0, op, ": scale is ", plan.scale,
-              ", expected a finite number above 0");
+  enter_scale(op, params, plan);
 
   plan.eps = resolve_feature_eps(params);
   plan.official = params.compatibility == Compatibility::kOfficial;
@@ -127,51 +125,27 @@ void plan_feature_map(const char* op, const AttentionParams<T>& params, Plan<T>&
   }
 }
 
-/// Checks masks, weights, window and sinks, after plan_feature_map.
+/// Checks, after plan_feature_map, that the map's estimates can be joined to exact scores.
 template <class T>
-void plan_masks(const char* op, const AttentionParams<T>& params, Plan<T>& plan) {
-  plan.key_padding_mask = params.key_padding_mask;
-  plan.key_log_weight = params.key_log_weight;
-  plan.num_key_log_weights = params.num_key_log_weights;
-  check_key_log_weight(op, params, plan.B, plan.G, plan.S);
-  FAVOR_CHECK(params.window >= 0, op, ": window is ", params.window, ", expected 0 or more tokens");
-  FAVOR_CHECK(params.sinks >= 0, op, ": sinks is ", params.sinks, ", expected 0 or more tokens");
-  FAVOR_CHECK(params.window > 0 || params.sinks == 0, op, ": sinks is ", params.sinks,
-              ", expected 0 (without a window every key goes through features)");
-  if (params.window > 0) {
-    const FeatureMapKind kind = params.feature_map;
-    FAVOR_CHECK(estimates_softmax(kind) && is_log_linear(kind), op, ": window is ", params.window,
-                ", expected 0 (feature_map ", to_string(kind),
-                " has no scores to join exact ones)");
-    FAVOR_CHECK(plan.eps == 0, op, ": feature_eps is ", plan.eps, ", expected 0 (with a window)");
-    FAVOR_CHECK(plan.renormalize, op, ": renormalize is false, expected true (with a window)");
-  }
-  plan.window = params.window;
-  plan.sinks = params.sinks;
+void check_window(const char* op, const Plan<T>& plan) {
+  if (plan.window == 0) return;
+  const FeatureMapKind kind = plan.feature_map;
+  FAVOR_CHECK(estimates_softmax(kind) && is_log_linear(kind), op, ": window is ", plan.window,
+              ", expected 0 (feature_map ", to_string(kind), " has no scores to join exact ones)");
+  FAVOR_CHECK(plan.eps == 0, op, ": feature_eps is ", plan.eps, ", expected 0 (with a window)");
+  FAVOR_CHECK(plan.renormalize, op, ": renormalize is false, expected true (with a window)");
 }
 
 template <class T>
 Plan<Compute<T>> make_plan(const char* op, const AttentionParams<Compute<T>>& params,
                            const View4<const T>& q, const View4<const T>& k,
                            const View4<const T>& v) {
-  apply_isa_limit();
-  check_inputs(op, q, k, v);
   Plan<Compute<T>> plan;
-  plan.B = q.sizes[0];
-  plan.H = q.sizes[1];
-  plan.L = q.sizes[2];
-  plan.D = q.sizes[3];
-  plan.G = k.sizes[1];
-  plan.S = k.sizes[2];
-  plan.E = v.sizes[3];
+  enter_tensors(op, q, k, v, plan);
   plan_feature_map(op, params, plan);
   checked_product(op, {plan.P + 1, plan.M + 64, plan.D + plan.E + 64, int64_t{4}});
-  num_threads();  // a wrong FAVOR_NUM_THREADS is reported before any work
-  plan_masks(op, params, plan);
-  plan.segments = make_segments(op, params, plan.L, plan.S);
-  plan.q = q;
-  plan.k = k;
-  plan.v = v;
+  enter_keys(op, params, "goes through features", plan);
+  check_window(op, plan);
   return plan;
 }
 
@@ -179,11 +153,7 @@ template <class T>
 void check_backward(const char* op, const Plan<Compute<T>>& plan, const View4<const T>& out,
                     const View4<const T>& dout, const Saved<Compute<T>>& saved, const View4<T>& dq,
                     const View4<T>& dk, const View4<T>& dv) {
-  check_shape(op, "out", out, {plan.B, plan.H, plan.L, plan.E}, "[B, H, L, E]");
-  check_shape(op, "dout", dout, {plan.B, plan.H, plan.L, plan.E}, "as out");
-  check_shape(op, "dq", dq, {plan.B, plan.H, plan.L, plan.D}, "as q");
-  check_shape(op, "dk", dk, {plan.B, plan.G, plan.S, plan.D}, "as k");
-  check_shape(op, "dv", dv, {plan.B, plan.G, plan.S, plan.E}, "as v");
+  check_gradients(op, plan, out, dout, dq, dk, dv);
   FAVOR_CHECK(saved.normalizer != nullptr || plan.B * plan.H * plan.L == 0, op,
               ": saved.normalizer is null, expected what the forward pass saved");
 }
@@ -315,16 +285,15 @@ std::vector<Compute<T>> fit_feature_map(const AttentionParams<Compute<T>>& param
   if (!is_fitted(plan.feature_map)) return result;
   const Widened wide_q(q);
   const Widened wide_k(k);
-  for (int64_t g = 0; g < plan.G; ++g) {
-    Moments moments(plan.D, plan.feature_map == FeatureMapKind::kFavorSharp);
-    const View4<const Compute<T>> queries = wide_q.view();
-    const View4<const Compute<T>> keys = wide_k.view();
-    reference::for_each_piece(params, queries, keys,
-                              [&](const reference::Piece<Compute<T>>& piece) {
-                                if (piece.g == g)
-                                  reference::add_moments(params, queries, keys, piece, moments);
-                              });
-    for (const double x : moments.fit(plan.feature_map)) {
+  const View4<const Compute<T>> queries = wide_q.view();
+  const View4<const Compute<T>> keys = wide_k.view();
+  std::vector<Moments> moments(static_cast<size_t>(plan.G),
+                               reference::moments_for(plan.feature_map, plan.D));
+  reference::for_each_range(params, queries, keys, [&](const reference::PieceRange& range) {
+    reference::add_moments(params, queries, keys, range, moments[static_cast<size_t>(range.g)]);
+  });
+  for (const Moments& head : moments) {
+    for (const double x : head.fit(plan.feature_map)) {
       result.push_back(static_cast<Compute<T>>(x));
     }
   }

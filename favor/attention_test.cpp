@@ -6,12 +6,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
 #include <set>
 #include <utility>
 #include <vector>
 
-#include "favor/parallel.h"
+#include "favor/expect_parity.h"
 #include "favor/plan.h"
 #include "favor/random_case.h"
 #include "favor/testing.h"
@@ -20,6 +19,7 @@ namespace favor {
 namespace {
 
 using test::Case;
+using test::expect_parity;
 using test::Judge;
 using test::Layout;
 using test::MaskKind;
@@ -33,32 +33,6 @@ class PoisonScratch : public ::testing::Environment {
   void SetUp() override { set_poison_scratch(true); }
 };
 const auto* const kPoison = ::testing::AddGlobalTestEnvironment(new PoisonScratch);
-
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() &&
-         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
-}
-
-void expect_parity(const Case& spec) {
-  SCOPED_TRACE(spec.name());
-  const Problem problem = test::make_problem(spec);
-  const Judge judge(problem);
-  test::for_each_isa([&](const char* isa) {
-    SCOPED_TRACE(isa);
-    set_num_threads(1);
-    const Results<float> single = test::run_kernel(problem);
-    EXPECT_EQ(judge.verdict(single), "");
-    for (const int threads : {2, 3}) {
-      set_num_threads(threads);
-      const Results<float> several = test::run_kernel(problem);
-      EXPECT_TRUE(same_bits(single.out, several.out)) << threads << " threads";
-      EXPECT_TRUE(same_bits(single.dq, several.dq)) << threads << " threads";
-      EXPECT_TRUE(same_bits(single.dk, several.dk)) << threads << " threads";
-      EXPECT_TRUE(same_bits(single.dv, several.dv)) << threads << " threads";
-    }
-    set_num_threads(1);
-  });
-}
 
 void expect_parity_on_grid(bool causal, ElementType element = ElementType::kFloat32) {
   std::set<std::pair<int64_t, int64_t>> met;

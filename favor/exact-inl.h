@@ -89,17 +89,10 @@ struct KeyBlock {
 class KeyStream {
  public:
   KeyStream(const ExactPlan<float>& plan, int64_t b, int64_t g, const Segment& segment)
-      : plan_(plan),
-        b_(b),
-        g_(g),
-        segment_(segment),
-        mask_(plan.mask_row(b)),
-        weights_(plan.weight_row(b, g)) {}
+      : plan_(plan), b_(b), g_(g), segment_(segment), weights_(plan.log_weight_row(b, g)) {}
 
   bool allowed(int64_t position) const {
-    const int64_t j = segment_.k_begin + position;
-    return (mask_ == nullptr || mask_[j] == 0) &&
-           (weights_ == nullptr || weights_[j] != -std::numeric_limits<float>::infinity());
+    return plan_.allows_key(b_, g_, segment_.k_begin + position);
   }
 
   /// Adds keys of [range.begin, range.end) to the block until it is full; range.begin becomes the
@@ -142,7 +135,6 @@ class KeyStream {
   const ExactPlan<float>& plan_;
   int64_t b_, g_;
   Segment segment_;
-  const uint8_t* mask_;
   const float* weights_;
 };
 

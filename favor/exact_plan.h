@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <vector>
+#include <utility>
 
 #include "favor/plan.h"
 
@@ -19,35 +19,19 @@ struct Positions {
   int64_t size() const { return end - begin; }
 };
 
-/// A checked call with every default resolved.
+/// A checked call of exact attention. window: 0, every key is near, or at most the longer of L and
+/// S; sinks: at most S.
 template <class T>
-struct ExactPlan {
-  double scale;
+struct ExactPlan : AttentionCall<T> {
   bool is_causal;
-  int64_t B, H, G, L, S, D, E;
-  int64_t window;  ///< 0: every key is near; at most the longer of L and S
-  int64_t sinks;   ///< at most S
-  const uint8_t* key_padding_mask;
-  const T* key_log_weight;
-  int64_t num_key_log_weights;
-  std::vector<Segment> segments;
-  InputRows q, k, v;
 
-  /// To be called with L and S set.
-  void set_window(int64_t wanted_window, int64_t wanted_sinks) {
-    window = std::min(wanted_window, std::max({L, S, int64_t{1}}));
-    sinks = std::min(wanted_sinks, S);
-  }
+  using AttentionCall<T>::L, AttentionCall<T>::S, AttentionCall<T>::window, AttentionCall<T>::sinks;
 
-  /// Query heads of a key head.
-  int64_t group() const { return G == 0 ? 1 : H / G; }
-  const uint8_t* mask_row(int64_t b) const {
-    return key_padding_mask == nullptr ? nullptr : key_padding_mask + b * S;
-  }
-  const T* weight_row(int64_t b, int64_t g) const {
-    const int64_t head = num_key_log_weights == 1 ? 0 : g;
-    return key_log_weight == nullptr ? nullptr
-                                     : key_log_weight + (b * num_key_log_weights + head) * S;
+  /// Of a call whose window and sinks may be longer than its tokens.
+  ExactPlan(AttentionCall<T> call, bool causal)
+      : AttentionCall<T>(std::move(call)), is_causal(causal) {
+    window = std::min(window, std::max({L, S, int64_t{1}}));
+    sinks = std::min(sinks, S);
   }
 
   /// Whether the key at position `j` of a segment is met by every query (at or after it, if

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "favor/expect_gradients.h"
 #include "favor/expect_parity.h"
 #include "favor/random_case.h"
 #include "favor/testing.h"
@@ -237,29 +238,7 @@ TEST(ReferenceExact, GradientsAreThoseOfTheOutput) {
       c.window = window;
       c.sinks = window > 0 ? 1 : 0;
       c.weights = test::WeightKind::kPerHead;
-      const Problem p = test::make_problem(c);
-      const Results<double> r = test::run_reference<double>(p);
-      const auto loss = [&](const Problem& problem) {
-        const std::vector<double> out =
-            test::run_reference<double>(problem, test::Passes::kForward).out;
-        double sum = 0;
-        for (size_t i = 0; i < out.size(); ++i) sum += out[i] * p.dout[i];
-        return sum;
-      };
-      const auto check = [&](std::vector<float> Problem::*member,
-                             const std::vector<double>& gradient) {
-        for (size_t i = 0; i < gradient.size(); ++i) {
-          Problem up = p, down = p;
-          (up.*member)[i] += 0x1p-10f;
-          (down.*member)[i] -= 0x1p-10f;
-          const double step = static_cast<double>((up.*member)[i]) - (down.*member)[i];
-          // The difference errs by a sixth of step^2 times the third derivative, 1e-6 here.
-          EXPECT_NEAR((loss(up) - loss(down)) / step, gradient[i], 1e-5) << c.name();
-        }
-      };
-      check(&Problem::q, r.dq);
-      check(&Problem::k, r.dk);
-      check(&Problem::v, r.dv);
+      test::expect_gradients_of_output(test::make_problem(c), 1e-5);
     }
   }
 }

@@ -13,25 +13,7 @@ struct HybridPlan {
   const Plan<float>& far;
   ExactPlan<float> near;
 
-  HybridPlan(const Plan<float>& plan, bool is_causal) : far(plan) {
-    near.scale = plan.scale;
-    near.is_causal = is_causal;
-    near.B = plan.B;
-    near.H = plan.H;
-    near.G = plan.G;
-    near.L = plan.L;
-    near.S = plan.S;
-    near.D = plan.D;
-    near.E = plan.E;
-    near.set_window(plan.window, plan.sinks);
-    near.key_padding_mask = plan.key_padding_mask;
-    near.key_log_weight = plan.key_log_weight;
-    near.num_key_log_weights = plan.num_key_log_weights;
-    near.segments = plan.segments;
-    near.q = plan.q;
-    near.k = plan.k;
-    near.v = plan.v;
-  }
+  HybridPlan(const Plan<float>& plan, bool is_causal) : far(plan), near(plan, is_causal) {}
 };
 
 // Elements are floats. Saved: the normalizers only, log2 of the denominators over all keys.

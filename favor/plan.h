@@ -20,21 +20,12 @@ struct Segment {
   int64_t num_keys() const { return k_end - k_begin; }
 };
 
-/// A checked call with every default resolved.
+/// What every checked call of attention has, whichever way its scores are computed: sizes, tensors,
+/// and which keys take part.
 template <class T>
-struct Plan {
-  FeatureMapKind feature_map;
+struct AttentionCall {
   double scale;
-  double eps;
-  bool official;  ///< eps is relative to the row's or the keys' largest w.x
-  bool renormalize;
-  int64_t B, H, G, L, S, D, E, M, P;
-  int64_t rows;                            ///< R, rows of a random matrix
-  const T* projection;                     ///< [P, R, D] or null
-  const StructuredProjection* structured;  ///< [P] or null
-  std::vector<T> expanded;                 ///< structured matrices where no transform serves them
-  const T* map_parameters;
-  int64_t num_map_parameter_sets;
+  int64_t B, H, G, L, S, D, E;
   const uint8_t* key_padding_mask;
   const T* key_log_weight;
   int64_t num_key_log_weights;
@@ -70,6 +61,22 @@ struct Plan {
     }
     return begin;
   }
+};
+
+/// A checked call through features, with every default resolved.
+template <class T>
+struct Plan : AttentionCall<T> {
+  FeatureMapKind feature_map;
+  double eps;
+  bool official;  ///< eps is relative to the row's or the keys' largest w.x
+  bool renormalize;
+  int64_t M, P;
+  int64_t rows;                            ///< R, rows of a random matrix
+  const T* projection;                     ///< [P, R, D] or null
+  const StructuredProjection* structured;  ///< [P] or null
+  std::vector<T> expanded;                 ///< structured matrices where no transform serves them
+  const T* map_parameters;
+  int64_t num_map_parameter_sets;
 };
 
 /// Item `index` of a plan, in the order batch, key head, segment.

@@ -4,6 +4,7 @@
 #define FAVOR_PLAN_CHECKS_H_
 
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <initializer_list>
 #include <limits>
@@ -12,6 +13,8 @@
 #include <vector>
 
 #include "favor/check.h"
+#include "favor/isa.h"
+#include "favor/parallel.h"
 #include "favor/plan.h"
 #include "favor/tensor_view.h"
 
@@ -114,6 +117,62 @@ void check_key_log_weight(const char* op, const Params& params, int64_t B, int64
                 ": key_log_weight has the element ", params.key_log_weight[i],
                 ", expected finite numbers or -inf");
   }
+}
+
+/// Checks the tensors of a call and enters their sizes.
+template <class T>
+void enter_tensors(const char* op, const View4<const T>& q, const View4<const T>& k,
+                   const View4<const T>& v, AttentionCall<Compute<T>>& call) {
+  apply_isa_limit();
+  check_inputs(op, q, k, v);
+  call.B = q.sizes[0];
+  call.H = q.sizes[1];
+  call.L = q.sizes[2];
+  call.D = q.sizes[3];
+  call.G = k.sizes[1];
+  call.S = k.sizes[2];
+  call.E = v.sizes[3];
+  call.q = q;
+  call.k = k;
+  call.v = v;
+}
+
+template <class Params, class T>
+void enter_scale(const char* op, const Params& params, AttentionCall<T>& call) {
+  call.scale = resolve_scale(params, call.D);
+  FAVOR_CHECK(std::isfinite(call.scale) && call.scale > 0, op, ": scale is ", call.scale,
+              ", expected a finite number above 0");
+}
+
+/// Checks and enters which keys a call's queries see. `without_window` says what becomes of keys
+/// where there is no window.
+template <class Params, class T>
+void enter_keys(const char* op, const Params& params, const char* without_window,
+                AttentionCall<T>& call) {
+  num_threads();  // a wrong FAVOR_NUM_THREADS is reported before any work
+  check_key_log_weight(op, params, call.B, call.G, call.S);
+  FAVOR_CHECK(params.window >= 0, op, ": window is ", params.window, ", expected 0 or more tokens");
+  FAVOR_CHECK(params.sinks >= 0, op, ": sinks is ", params.sinks, ", expected 0 or more tokens");
+  FAVOR_CHECK(params.window > 0 || params.sinks == 0, op, ": sinks is ", params.sinks,
+              ", expected 0 (without a window every key ", without_window, ")");
+  call.key_padding_mask = params.key_padding_mask;
+  call.key_log_weight = params.key_log_weight;
+  call.num_key_log_weights = params.num_key_log_weights;
+  call.window = params.window;
+  call.sinks = params.sinks;
+  call.segments = make_segments(op, params, call.L, call.S);
+}
+
+/// Checks what a backward pass is given beside the call.
+template <class T>
+void check_gradients(const char* op, const AttentionCall<Compute<T>>& call,
+                     const View4<const T>& out, const View4<const T>& dout, const View4<T>& dq,
+                     const View4<T>& dk, const View4<T>& dv) {
+  check_shape(op, "out", out, {call.B, call.H, call.L, call.E}, "[B, H, L, E]");
+  check_shape(op, "dout", dout, {call.B, call.H, call.L, call.E}, "as out");
+  check_shape(op, "dq", dq, {call.B, call.H, call.L, call.D}, "as q");
+  check_shape(op, "dk", dk, {call.B, call.G, call.S, call.D}, "as k");
+  check_shape(op, "dv", dv, {call.B, call.G, call.S, call.E}, "as v");
 }
 
 }  // namespace favor

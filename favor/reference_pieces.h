@@ -18,12 +18,16 @@ namespace favor::reference {
 
 /// One key head of one segment of a batch item, with the query heads that use it: rows [q0, q1)
 /// attend to keys [k0, k1).
-template <class T>
-struct Piece {
+struct PieceRange {
   int64_t b, g, first_head, last_head, q0, q1, k0, k1;
-  FeatureMap<T> map;
 
   int64_t num_queries() const { return q1 - q0; }
+};
+
+/// A range with the feature map of its tokens.
+template <class T>
+struct Piece : PieceRange {
+  FeatureMap<T> map;
 };
 
 /// Whether key j takes part, for key head g.
@@ -33,11 +37,16 @@ bool allowed(const AttentionParams<T>& params, int64_t b, int64_t g, int64_t S, 
   return key_log_weight(params, b, g, S, j) != -std::numeric_limits<T>::infinity();
 }
 
-/// Adds the tokens of a piece to `moments`: allowed keys, and queries except those at the positions
+/// No tokens yet; keeps what a fit of `kind` needs.
+inline Moments moments_for(FeatureMapKind kind, int64_t D) {
+  return Moments(D, kind == FeatureMapKind::kFavorSharp);
+}
+
+/// Adds the tokens of a range to `moments`: allowed keys, and queries except those at the positions
 /// of masked keys where L = S.
 template <class T>
 void add_moments(const AttentionParams<T>& params, View4<const T> q, View4<const T> k,
-                 const Piece<T>& p, Moments& moments) {
+                 const PieceRange& p, Moments& moments) {
   const int64_t L = q.sizes[2], S = k.sizes[2];
   const double root = std::sqrt(resolve_scale(params, q.sizes[3]));
   for (int64_t j = p.k0; j < p.k1; ++j) {
@@ -49,48 +58,59 @@ void add_moments(const AttentionParams<T>& params, View4<const T> q, View4<const
   }
 }
 
-/// Calls body(piece) for every independent piece of work, its feature map made.
+/// Calls body(range) for every independent piece of work.
 template <class T, class Body>
-void for_each_piece(const AttentionParams<T>& params, View4<const T> q, View4<const T> k,
+void for_each_range(const AttentionParams<T>& params, View4<const T> q, View4<const T> k,
                     const Body& body) {
-  const int64_t B = q.sizes[0], H = q.sizes[1], L = q.sizes[2], D = q.sizes[3];
+  const int64_t B = q.sizes[0], H = q.sizes[1], L = q.sizes[2];
   const int64_t G = k.sizes[1], S = k.sizes[2];
   const int64_t group = G == 0 ? 0 : H / G;
   const bool packed = !params.cu_seqlens_q.empty();
   const size_t segments = packed ? params.cu_seqlens_q.size() - 1 : 1;
-  const int64_t numbers = num_map_parameters(params.feature_map, D);
   for (int64_t b = 0; b < B; ++b) {
     for (int64_t g = 0; g < G; ++g) {
       for (size_t n = 0; n < segments; ++n) {
-        std::vector<double> fitted;
-        if (params.map_parameters != nullptr && numbers > 0) {
-          const T* from =
-              params.map_parameters + (params.num_map_parameter_sets == 1 ? 0 : g * numbers);
-          fitted.assign(from, from + numbers);
-        } else if (numbers > 0) {
-          fitted = Moments(D, false).fit(params.feature_map);
-        }
-        Piece<T> piece{b,
-                       g,
-                       g * group,
-                       (g + 1) * group,
-                       packed ? params.cu_seqlens_q[n] : 0,
-                       packed ? params.cu_seqlens_q[n + 1] : L,
-                       packed ? params.cu_seqlens_k[n] : 0,
-                       packed ? params.cu_seqlens_k[n + 1] : S,
-                       FeatureMap<T>(params, g, D, fitted)};
-        if (numbers > 0 && params.map_parameters == nullptr) {
-          Moments moments(D, params.feature_map == FeatureMapKind::kFavorSharp);
-          add_moments(params, q, k, piece, moments);
-          piece.map = FeatureMap<T>(params, g, D, moments.fit(params.feature_map));
-        }
-        for (int64_t j = piece.k0; j < piece.k1; ++j) {
-          if (allowed(params, b, g, S, j)) piece.map.see_key(k.row(b, g, j));
-        }
-        body(piece);
+        body(PieceRange{b, g, g * group, (g + 1) * group, packed ? params.cu_seqlens_q[n] : 0,
+                        packed ? params.cu_seqlens_q[n + 1] : L,
+                        packed ? params.cu_seqlens_k[n] : 0,
+                        packed ? params.cu_seqlens_k[n + 1] : S});
       }
     }
   }
+}
+
+/// Parameters of a range's fitted map, the given ones or those of its tokens; empty for maps that
+/// are not fitted.
+template <class T>
+std::vector<double> fitted_parameters(const AttentionParams<T>& params, View4<const T> q,
+                                      View4<const T> k, const PieceRange& range) {
+  const int64_t D = q.sizes[3];
+  const int64_t numbers = num_map_parameters(params.feature_map, D);
+  if (numbers == 0) return {};
+  if (params.map_parameters != nullptr) {
+    const int64_t set = params.num_map_parameter_sets == 1 ? 0 : range.g;
+    const T* from = params.map_parameters + set * numbers;
+    return std::vector<double>(from, from + numbers);
+  }
+  Moments moments = moments_for(params.feature_map, D);
+  add_moments(params, q, k, range, moments);
+  return moments.fit(params.feature_map);
+}
+
+/// Calls body(piece) for every independent piece of work, its feature map made.
+template <class T, class Body>
+void for_each_piece(const AttentionParams<T>& params, View4<const T> q, View4<const T> k,
+                    const Body& body) {
+  for_each_range(params, q, k, [&](const PieceRange& range) {
+    Piece<T> piece{
+        range, FeatureMap<T>(params, range.g, q.sizes[3], fitted_parameters(params, q, k, range))};
+    for (int64_t j = range.k0; j < range.k1; ++j) {
+      if (allowed(params, range.b, range.g, k.sizes[2], j)) {
+        piece.map.see_key(k.row(range.b, range.g, j));
+      }
+    }
+    body(static_cast<const Piece<T>&>(piece));
+  });
 }
 
 template <class T>

@@ -10,36 +10,18 @@
 
 #include "favor/attention.h"
 #include "favor/check.h"
-#include "favor/parallel.h"
+#include "favor/expect_parity.h"
 #include "favor/testing.h"
 
 namespace favor {
 namespace {
 
 using test::Case;
+using test::expect_parity;
 using test::Judge;
 using test::Problem;
 using test::ProjectionUse;
 using test::Results;
-
-void expect_parity(const Case& spec) {
-  SCOPED_TRACE(spec.name());
-  const Problem problem = test::make_problem(spec);
-  const Judge judge(problem);
-  test::for_each_isa([&](const char* isa) {
-    SCOPED_TRACE(isa);
-    set_num_threads(1);
-    const Results<float> single = test::run_kernel(problem);
-    EXPECT_EQ(judge.verdict(single), "");
-    set_num_threads(3);
-    const Results<float> several = test::run_kernel(problem);
-    EXPECT_EQ(single.out, several.out);
-    EXPECT_EQ(single.dq, several.dq);
-    EXPECT_EQ(single.dk, several.dk);
-    EXPECT_EQ(single.dv, several.dv);
-    set_num_threads(1);
-  });
-}
 
 // Blocks narrower than a vector, of one to eight vectors and beyond, on every instruction set.
 TEST(StructuredAttention, MatchesReferenceAtOddSizes) {
