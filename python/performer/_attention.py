@@ -8,7 +8,12 @@ from typing import Any
 import torch
 
 from performer._decode_state import DecodeState
-from performer._features import DEFAULT_NUM_FEATURES, Features, resolve_projection
+from performer._features import (
+    DEFAULT_NUM_FEATURES,
+    Features,
+    num_state_features,
+    resolve_projection,
+)
 from performer._inputs import key_arguments, to_heads
 from performer._library import call
 from performer._method import METHODS, automatic_method
@@ -98,8 +103,7 @@ def attention(
     if method == "auto":
         features_kept = DEFAULT_NUM_FEATURES if num_features is None else num_features
         if isinstance(projection, torch.Tensor):
-            two = feature_map in ("hyperbolic", "trig")
-            features_kept = projection.shape[-2] * (2 if two else 1)
+            features_kept = num_state_features(feature_map, projection.shape[-2])
         method = automatic_method(q, k, v, feature_map, features_kept, window, is_causal)
     if method == "exact":
         keys.update(scale=scale, window=window, sinks=sinks)

@@ -92,6 +92,11 @@ def _num_projection_rows(feature_map: str, num_features: int) -> int:
     return call(torch.ops.performer.num_projection_rows, feature_map, num_features)
 
 
+def num_state_features(feature_map: str, rows: int) -> int:
+    """Features that `rows` rows of a matrix make."""
+    return rows * 2 // _num_projection_rows(feature_map, 2)
+
+
 def resolve_projection(
     projection: str | torch.Tensor | None,
     feature_map: str,
