@@ -187,6 +187,23 @@ TEST_F(Cli, ConfigurationsThatCannotBeAreNamedWithBothValues) {
   EXPECT_FALSE(fs::exists(path("run")));
 }
 
+TEST_F(Cli, ReportIsOnePageOfSeveralRuns) {
+  ASSERT_EQ(train("a", {}).status, 0);
+  ASSERT_EQ(train("b", {"--lr", "0.002"}).status, 0);
+  expect_error(run({"report"}), 2, {"RUN is missing"});
+  expect_error(run({"report", path("a"), path("b")}), 2, {"--output is missing"});
+  expect_error(run({"report", path("a"), path("a/"), "-o", path("x.html")}), 2, {"given twice"});
+  expect_error(run({"report", path("none"), "-o", path("x.html")}), 1, {"none is no folder"});
+  ASSERT_EQ(run({"report", path("a"), path("b"), "-o", path("x.html")}).status, 0);
+  const std::string page = read_file(path("x.html"));
+  EXPECT_NE(page.find("Loss over time"), std::string::npos);
+  EXPECT_NE(page.find("<code>lr</code>"), std::string::npos);
+  EXPECT_NE(page.find("</html>"), std::string::npos);
+  expect_error(run({"report", path("a"), path("b"), "-o", path("x.html")}), 1, {"--force"});
+  ASSERT_EQ(run({"report", path("a")}).status, 0);
+  EXPECT_TRUE(fs::exists(path("a/report.html")));
+}
+
 TEST_F(Cli, FailuresOfTheOutsideWorldAreStatusOne) {
   expect_error(run({"tokenize", path("none.fasta")}), 1, {"none.fasta"});
   expect_error(run({"eval", "--model", path("none"), "--quiet"}), 1, {"none: is not a folder"});

@@ -13,6 +13,7 @@
 
 #include "favor/check.h"
 #include "performer/data/atomic_file.h"
+#include "performer/train/metrics.h"
 
 namespace performer::cli {
 namespace {
@@ -88,6 +89,11 @@ void Options::add(const std::string& names, bool& value, const std::string& help
 
 void Options::positional(const std::string& name, std::string& value, const std::string& help) {
   app_.add_option(name, value, help);
+}
+
+void Options::positional(const std::string& name, std::vector<std::string>& values,
+                         const std::string& help) {
+  app_.add_option(name, values, help);
 }
 
 bool Options::parse(const std::vector<std::string>& arguments) {
@@ -176,7 +182,7 @@ nlohmann::json RunReport::resources() const {
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - start_;
   return {{"wall_s", wall.count()},
           {"cpu_s", seconds(usage.ru_utime) + seconds(usage.ru_stime)},
-          {"peak_memory_bytes", int64_t{usage.ru_maxrss} * 1024}};
+          {"peak_memory_bytes", peak_memory_bytes()}};
 }
 
 nlohmann::json RunReport::provenance() const {

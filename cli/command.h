@@ -27,6 +27,7 @@ int run_info(const Command& command, const std::vector<std::string>& arguments);
 int run_train(const Command& command, const std::vector<std::string>& arguments);
 int run_eval(const Command& command, const std::vector<std::string>& arguments);
 int run_generate(const Command& command, const std::vector<std::string>& arguments);
+int run_report(const Command& command, const std::vector<std::string>& arguments);
 int run_tokenize(const Command& command, const std::vector<std::string>& arguments);
 
 /// The command line itself is wrong: one line, exit status 2.
@@ -48,6 +49,9 @@ class Options {
   void add(const std::string& names, bool& value, const std::string& help);
   /// A value without a dash in front.
   void positional(const std::string& name, std::string& value, const std::string& help);
+  /// Any number of them.
+  void positional(const std::string& name, std::vector<std::string>& values,
+                  const std::string& help);
 
   /// Throws UsageError; unknown options are named with the nearest known one. Returns false when
   /// help was asked for.

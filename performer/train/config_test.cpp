@@ -196,9 +196,9 @@ TEST(LearningRate, ProgressFollowsStepsOrTheClock) {
 }
 
 TEST(Metrics, LinesHaveAFixedForm) {
-  EXPECT_EQ(to_line(TrainMetrics{10, 4096, 2.5, 0.001, 0.25, 2048, 2}),
+  EXPECT_EQ(to_line(TrainMetrics{10, 4096, 2.5, 0.001, 0.25, 2048, 2, 4000}),
             R"({"step":10,"tokens":4096,"loss":2.5,"lr":0.001,"grad_norm":0.25,)"
-            R"("tokens_per_s":2048.0,"elapsed_s":2.0})");
+            R"("tokens_per_s":2048.0,"elapsed_s":2.0,"peak_memory_bytes":4000})");
   EXPECT_EQ(to_line(EvalMetrics{10, "valid", {100, 2.5, 12.25, 0.125}, {100, 3, 20.5, 0.0625}}),
             R"({"step":10,"split":"valid","targets":100,"loss":2.5,"perplexity":12.25,)"
             R"("accuracy":0.125,"baseline_loss":3.0,"baseline_perplexity":20.5,)"

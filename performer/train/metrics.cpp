@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "performer/train/metrics.h"
 
+#include <sys/resource.h>
+
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -51,7 +53,7 @@ std::string to_line(const TrainMetrics& metrics) {
       {"step", metrics.step},           {"tokens", metrics.tokens},
       {"loss", metrics.loss},           {"lr", metrics.lr},
       {"grad_norm", metrics.grad_norm}, {"tokens_per_s", metrics.tokens_per_s},
-      {"elapsed_s", metrics.elapsed_s}};
+      {"elapsed_s", metrics.elapsed_s}, {"peak_memory_bytes", metrics.peak_memory_bytes}};
   return json.dump();
 }
 
@@ -91,6 +93,12 @@ void MetricsFile::write(const std::string& line) {
   if (std::fputs((line + "\n").c_str(), file_) < 0 || std::fflush(file_) != 0) {
     throw std::runtime_error(favor::message(path_, ": cannot be written: ", std::strerror(errno)));
   }
+}
+
+int64_t peak_memory_bytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return int64_t{usage.ru_maxrss} * 1024;
 }
 
 std::string format_duration(double seconds) {

@@ -20,6 +20,7 @@ struct TrainMetrics {
   double grad_norm = 0;  ///< before clipping, of the last step
   double tokens_per_s = 0;
   double elapsed_s = 0;
+  int64_t peak_memory_bytes = 0;  ///< of the process so far
 };
 
 /// Token-weighted score of a model on a set.
@@ -39,9 +40,9 @@ struct EvalMetrics {
   EvalScore baseline;
 };
 
-/// The lines of metrics.jsonl: keys `step, tokens, loss, lr, grad_norm, tokens_per_s, elapsed_s` in
-/// this order, or `step, split, targets, loss, perplexity, accuracy, baseline_loss,
-/// baseline_perplexity, baseline_accuracy`.
+/// The lines of metrics.jsonl: keys `step, tokens, loss, lr, grad_norm, tokens_per_s, elapsed_s,
+/// peak_memory_bytes` in this order, or `step, split, targets, loss, perplexity, accuracy,
+/// baseline_loss, baseline_perplexity, baseline_accuracy`.
 std::string to_line(const TrainMetrics& metrics);
 std::string to_line(const EvalMetrics& metrics);
 
@@ -82,6 +83,9 @@ class Progress {
   bool terminal_;
   bool drawn_ = false;
 };
+
+/// Largest resident memory this process has had.
+int64_t peak_memory_bytes();
 
 /// "1:02:03" or "2:03".
 std::string format_duration(double seconds);

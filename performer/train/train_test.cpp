@@ -131,6 +131,7 @@ std::vector<json> timeless_metrics(const fs::path& run) {
     json object = json::parse(line);
     object.erase("tokens_per_s");
     object.erase("elapsed_s");
+    object.erase("peak_memory_bytes");
     lines.push_back(object);
   }
   return lines;

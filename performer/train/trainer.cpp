@@ -243,6 +243,7 @@ class Trainer {
     metrics.lr = lr_;
     metrics.grad_norm = grad_norm_;
     metrics.elapsed_s = elapsed_s();
+    metrics.peak_memory_bytes = peak_memory_bytes();
     const double window_s = std::max(seconds_since(window_start_), 1e-9);
     metrics.tokens_per_s = double(state_.tokens - window_first_token_) / window_s;
     metrics_->write(to_line(metrics));
