@@ -4,6 +4,7 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -94,18 +95,32 @@ LanguageModelImpl::LanguageModelImpl(const ModelConfig& config)
 
 LanguageModelImpl::~LanguageModelImpl() = default;
 
-Tensor LanguageModelImpl::forward(const Tensor& tokens, const Tensor& key_padding_mask) {
-  return parts_->logits(hidden(tokens, key_padding_mask));
+Tensor LanguageModelImpl::forward(const Tensor& tokens, const BatchLayout& layout) {
+  return parts_->logits(hidden(tokens, layout));
 }
 
-Tensor LanguageModelImpl::hidden(const Tensor& tokens, const Tensor& key_padding_mask) {
+Tensor LanguageModelImpl::hidden(const Tensor& tokens, const BatchLayout& layout) {
   Parts& parts = *parts_;
-  Tensor x = parts.embed->forward(tokens);
+  Tensor x, rotary;
+  if (layout.is_packed() && tokens.dim() == 2) {
+    layout.check("model", tokens.size(0), tokens.size(1));
+    const std::vector<int64_t> offsets = layout.offsets(tokens.size(1));
+    int64_t longest = 0;
+    for (size_t n = 0; n + 1 < offsets.size(); ++n) {
+      longest = std::max(longest, offsets[n + 1] - offsets[n]);
+    }
+    const Tensor positions = packed_positions(offsets);
+    x = parts.embed->forward(tokens, positions, longest);
+    rotary = parts.rotary(0, longest);
+    if (rotary.defined()) rotary = rotary.index_select(1, positions);
+  } else {
+    x = parts.embed->forward(tokens);
+    rotary = parts.rotary(0, tokens.size(1));
+  }
   if (is_training() && parts.config.dropout > 0) {
     x = torch::dropout(x, parts.config.dropout, /*train=*/true);
   }
-  const Tensor rotary = parts.rotary(0, tokens.size(1));
-  for (Block& layer : parts.layers) x = layer->forward(x, key_padding_mask, rotary);
+  for (Block& layer : parts.layers) x = layer->forward(x, layout, rotary);
   return parts.norm->forward(x);
 }
 

@@ -12,6 +12,7 @@
 
 #include "favor/attention.h"
 #include "performer/models/config.h"
+#include "performer/nn/layout.h"
 
 namespace performer {
 
@@ -30,12 +31,12 @@ class LanguageModelImpl : public torch::nn::Module {
   explicit LanguageModelImpl(const ModelConfig& config);
   ~LanguageModelImpl() override;
 
-  /// tokens [B, L] int64 -> logits [B, L, vocab]. key_padding_mask [B, L] bool, true = ignore, or
-  /// undefined. With a learned position table L must not exceed max_length.
-  torch::Tensor forward(const torch::Tensor& tokens, const torch::Tensor& key_padding_mask = {});
+  /// tokens [B, L] int64 -> logits [B, L, vocab]. With a learned position table no sequence (L, or
+  /// the longest packed one) may exceed max_length.
+  torch::Tensor forward(const torch::Tensor& tokens, const BatchLayout& layout = {});
 
   /// Hidden states after the final LayerNorm, [B, L, dim].
-  torch::Tensor hidden(const torch::Tensor& tokens, const torch::Tensor& key_padding_mask = {});
+  torch::Tensor hidden(const torch::Tensor& tokens, const BatchLayout& layout = {});
 
   /// Causal only. Absorbs tokens [B, T] (T >= 1) and returns the logits [B, vocab] that follow the
   /// last of them. Equals the last row of forward over the whole stream, in O(T) time. Tokens or a

@@ -105,7 +105,7 @@ TEST(LanguageModel, ItemsAndPaddingDoNotMatterToARow) {
       const Tensor tokens = random_tokens(2, 17);
       Tensor mask = torch::zeros({2, 17}, torch::kBool);
       mask[1].slice(0, 9).fill_(true);
-      const Tensor together = model->forward(tokens, mask);
+      const Tensor together = model->forward(tokens, {.key_padding_mask = mask});
       EXPECT_LT(distance(together[0], model->forward(tokens.slice(0, 0, 1))[0]), 1e-5);
       EXPECT_LT(distance(together[1].slice(0, 0, 9),
                          model->forward(tokens.slice(0, 1, 2).slice(1, 0, 9))[0]),

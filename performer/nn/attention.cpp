@@ -34,13 +34,35 @@ Tensor softmax_attention(const Tensor& q, const Tensor& k, const Tensor& v,
   const bool plain_causal = causal && !key_padding_mask.defined() && L == S;
   std::optional<Tensor> allowed;
   if (key_padding_mask.defined()) {
-    allowed = key_padding_mask.logical_not().view({q.size(0), 1, 1, S});
+    allowed = key_padding_mask.logical_not().reshape({q.size(0), 1, 1, S});
   }
   if (causal && !plain_causal && L > 1) {
     const Tensor past = torch::ones({L, S}, torch::kBool).tril(S - L);
     allowed = allowed ? allowed->logical_and(past) : past;
   }
   return at::scaled_dot_product_attention(q, k, v, allowed, /*dropout_p=*/0.0, plain_causal);
+}
+
+// Each packed sequence by itself. Splitting, not slicing: its backward pass is one copy.
+Tensor packed_softmax_attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                                const BatchLayout& layout, bool causal) {
+  if (!layout.is_packed()) return softmax_attention(q, k, v, layout.key_padding_mask, causal);
+  const std::vector<int64_t> offsets = layout.offsets(q.size(2));
+  std::vector<int64_t> lengths;
+  for (size_t n = 0; n + 1 < offsets.size(); ++n) lengths.push_back(offsets[n + 1] - offsets[n]);
+  const std::vector<Tensor> qs = q.split_with_sizes(lengths, 2);
+  const std::vector<Tensor> ks = k.split_with_sizes(lengths, 2);
+  const std::vector<Tensor> vs = v.split_with_sizes(lengths, 2);
+  std::vector<Tensor> outs;
+  for (size_t n = 0; n < lengths.size(); ++n) {
+    if (lengths[n] == 0) continue;
+    Tensor mask;
+    if (layout.key_padding_mask.defined()) {
+      mask = layout.key_padding_mask.slice(1, offsets[n], offsets[n + 1]);
+    }
+    outs.push_back(softmax_attention(qs[n], ks[n], vs[n], mask, causal));
+  }
+  return outs.empty() ? v : torch::cat(outs, 2);
 }
 
 }  // namespace
@@ -111,22 +133,18 @@ MultiHeadAttentionImpl::MultiHeadAttentionImpl(const MultiHeadAttentionOptions& 
 
 MultiHeadAttentionImpl::~MultiHeadAttentionImpl() = default;
 
-Tensor MultiHeadAttentionImpl::forward(const Tensor& x, const Tensor& key_padding_mask,
+Tensor MultiHeadAttentionImpl::forward(const Tensor& x, const BatchLayout& layout,
                                        const Tensor& rotary) {
   Parts& parts = *parts_;
   parts.check_input("MultiHeadAttention", x);
-  FAVOR_CHECK(!key_padding_mask.defined() ||
-                  (key_padding_mask.scalar_type() == torch::kBool && key_padding_mask.dim() == 2 &&
-                   key_padding_mask.size(0) == x.size(0) && key_padding_mask.size(1) == x.size(1)),
-              "MultiHeadAttention: key_padding_mask is ", key_padding_mask.scalar_type(),
-              " of shape ", key_padding_mask.sizes(), ", expected bool of shape [", x.size(0), ", ",
-              x.size(1), "] (true = ignore this key)");
+  layout.check("MultiHeadAttention", x.size(0), x.size(1));
   const auto [q, k, v] = parts.project(x, rotary);
   if (!parts.is_favor()) {
-    return parts.join(softmax_attention(q, k, v, key_padding_mask, parts.options.causal));
+    return parts.join(packed_softmax_attention(q, k, v, layout, parts.options.causal));
   }
   FavorArguments arguments = parts.arguments;
-  if (key_padding_mask.defined()) arguments.key_padding_mask = key_padding_mask;
+  if (layout.key_padding_mask.defined()) arguments.key_padding_mask = layout.key_padding_mask;
+  if (layout.is_packed()) arguments.cu_seqlens_q = arguments.cu_seqlens_k = layout.cu_seqlens;
   return parts.join(favor_attention(q, k, v, arguments, parts.options.causal));
 }
 

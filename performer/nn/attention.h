@@ -11,6 +11,7 @@
 
 #include "favor/attention.h"
 #include "performer/models/config.h"
+#include "performer/nn/layout.h"
 
 namespace performer {
 
@@ -38,9 +39,9 @@ class MultiHeadAttentionImpl : public torch::nn::Module {
   explicit MultiHeadAttentionImpl(const MultiHeadAttentionOptions& options);
   ~MultiHeadAttentionImpl() override;
 
-  /// x [B, L, dim] -> [B, L, dim]. key_padding_mask [B, L] bool, true = ignore, or undefined.
-  /// `rotary` [2, L, D / 2] (rotary_table) turns q and k by their positions, or is undefined.
-  torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& key_padding_mask = {},
+  /// x [B, L, dim] -> [B, L, dim]. `rotary` [2, L, D / 2] (rotary_table) turns q and k by their
+  /// positions, or is undefined.
+  torch::Tensor forward(const torch::Tensor& x, const BatchLayout& layout = {},
                         const torch::Tensor& rotary = {});
 
   /// Causal only: the rows of x [B, T, dim] that follow those already in `state`, which then holds

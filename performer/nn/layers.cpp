@@ -68,13 +68,13 @@ BlockImpl::BlockImpl(const ModelConfig& config, int64_t layer) : parts_(std::mak
 
 BlockImpl::~BlockImpl() = default;
 
-Tensor BlockImpl::forward(const Tensor& x, const Tensor& key_padding_mask, const Tensor& rotary) {
+Tensor BlockImpl::forward(const Tensor& x, const BatchLayout& layout, const Tensor& rotary) {
   const auto drop = [this](const Tensor& branch) {
     return is_training() && parts_->dropout > 0 ? torch::dropout(branch, parts_->dropout, true)
                                                 : branch;
   };
   const Tensor attended =
-      x + drop(parts_->attention->forward(parts_->norm1->forward(x), key_padding_mask, rotary));
+      x + drop(parts_->attention->forward(parts_->norm1->forward(x), layout, rotary));
   return attended + drop(parts_->feed_forward->forward(parts_->norm2->forward(attended)));
 }
 
@@ -92,6 +92,30 @@ struct EmbeddingImpl::Parts {
   int64_t vocab_size = 0, max_length = 0, dim = 0;
   torch::nn::Embedding tokens{nullptr};
   Tensor positions;  // the learned table
+
+  // Vectors of the ids alone.
+  Tensor look_up(const Tensor& ids, int64_t end) {
+    FAVOR_CHECK(ids.dim() == 2 && ids.scalar_type() == torch::kLong, "model: tokens is ",
+                ids.scalar_type(), " of shape ", ids.sizes(), ", expected int64 of shape [B, L]");
+    FAVOR_CHECK(kind != PositionKind::kLearned || end <= max_length,
+                "model: tokens reach position ", end,
+                ", expected at most max_length = ", max_length,
+                " (learned positions; sinusoidal and rotary have no limit)");
+    if (ids.numel() > 0) {
+      const auto [low, high] = torch::aminmax(ids);
+      const int64_t smallest = low.item<int64_t>(), largest = high.item<int64_t>();
+      FAVOR_CHECK(smallest >= 0 && largest < vocab_size, "model: tokens holds id ",
+                  smallest < 0 ? smallest : largest, ", expected 0 to ", vocab_size - 1);
+    }
+    return tokens->forward(ids);
+  }
+
+  // What is added to the vectors at positions [begin, end); undefined for rotary.
+  Tensor table(int64_t begin, int64_t end) const {
+    if (kind == PositionKind::kLearned) return positions.slice(0, begin, end);
+    if (kind == PositionKind::kRotary) return {};
+    return sinusoids(begin, end - begin, dim).to(tokens->weight.dtype());
+  }
 };
 
 EmbeddingImpl::EmbeddingImpl(const ModelConfig& config) : parts_(std::make_unique<Parts>()) {
@@ -109,30 +133,16 @@ EmbeddingImpl::EmbeddingImpl(const ModelConfig& config) : parts_(std::make_uniqu
 EmbeddingImpl::~EmbeddingImpl() = default;
 
 Tensor EmbeddingImpl::forward(const Tensor& tokens, int64_t begin) {
-  FAVOR_CHECK(tokens.dim() == 2 && tokens.scalar_type() == torch::kLong, "model: tokens is ",
-              tokens.scalar_type(), " of shape ", tokens.sizes(),
-              ", expected int64 of shape [B, L]");
-  const int64_t end = begin + tokens.size(1);
-  FAVOR_CHECK(parts_->kind != PositionKind::kLearned || end <= parts_->max_length,
-              "model: tokens reach position ", end,
-              ", expected at most max_length = ", parts_->max_length,
-              " (learned positions; sinusoidal and rotary have no limit)");
-  if (tokens.numel() > 0) {
-    const auto [low, high] = torch::aminmax(tokens);
-    const int64_t smallest = low.item<int64_t>(), largest = high.item<int64_t>();
-    FAVOR_CHECK(smallest >= 0 && largest < parts_->vocab_size, "model: tokens holds id ",
-                smallest < 0 ? smallest : largest, ", expected 0 to ", parts_->vocab_size - 1);
-  }
-  const Tensor vectors = parts_->tokens->forward(tokens);
-  switch (parts_->kind) {
-    case PositionKind::kLearned:
-      return vectors + parts_->positions.slice(0, begin, end);
-    case PositionKind::kSinusoidal:
-      return vectors + sinusoids(begin, tokens.size(1), parts_->dim).to(vectors.dtype());
-    case PositionKind::kRotary:
-      break;
-  }
-  return vectors;
+  const int64_t end = begin + (tokens.dim() == 2 ? tokens.size(1) : 0);
+  const Tensor vectors = parts_->look_up(tokens, end);
+  const Tensor added = parts_->table(begin, end);
+  return added.defined() ? vectors + added : vectors;
+}
+
+Tensor EmbeddingImpl::forward(const Tensor& tokens, const Tensor& positions, int64_t longest) {
+  const Tensor vectors = parts_->look_up(tokens, longest);
+  const Tensor added = parts_->table(0, longest);
+  return added.defined() ? vectors + added.index_select(0, positions) : vectors;
 }
 
 Tensor EmbeddingImpl::weight() const {

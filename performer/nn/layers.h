@@ -36,7 +36,7 @@ class BlockImpl : public torch::nn::Module {
   BlockImpl(const ModelConfig& config, int64_t layer);
   ~BlockImpl() override;
   /// Arguments as MultiHeadAttention::forward.
-  torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& key_padding_mask = {},
+  torch::Tensor forward(const torch::Tensor& x, const BatchLayout& layout = {},
                         const torch::Tensor& rotary = {});
   /// As MultiHeadAttention::decode; without dropout.
   torch::Tensor decode(const torch::Tensor& x, AttentionState& state,
@@ -58,6 +58,9 @@ class EmbeddingImpl : public torch::nn::Module {
   /// tokens [B, L] int64, the first at position `begin` -> [B, L, dim]. Throws favor::Error for ids
   /// outside the vocabulary and for positions beyond a learned table.
   torch::Tensor forward(const torch::Tensor& tokens, int64_t begin = 0);
+  /// Tokens at the positions [L] of packed_positions, the largest of which is `longest` - 1.
+  torch::Tensor forward(const torch::Tensor& tokens, const torch::Tensor& positions,
+                        int64_t longest);
   /// The table [vocab, dim], for an output layer that shares it.
   torch::Tensor weight() const;
 

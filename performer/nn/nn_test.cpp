@@ -80,7 +80,9 @@ TEST(MultiHeadAttention, ExactIsSoftmaxUnderEveryMask) {
     mask[0].slice(0, 6).fill_(true);
     mask[1].slice(0, 0, 3).fill_(true);  // causal rows 0 to 2 have nothing to attend to
     EXPECT_LT(distance(layer->forward(x), plain_softmax(layer, x, {}, causal)), 1e-5);
-    EXPECT_LT(distance(layer->forward(x, mask), plain_softmax(layer, x, mask, causal)), 1e-5);
+    EXPECT_LT(distance(layer->forward(x, {.key_padding_mask = mask}),
+                       plain_softmax(layer, x, mask, causal)),
+              1e-5);
   }
 }
 
@@ -147,7 +149,8 @@ TEST(MultiHeadAttention, PaddingChangesNoOtherRow) {
       const Tensor padded = torch::cat({x, torch::full({1, 4, kDim}, 50.0)}, 1);
       Tensor mask = torch::zeros({1, kLength + 4}, torch::kBool);
       mask.slice(1, kLength).fill_(true);
-      EXPECT_LT(distance(layer->forward(padded, mask).slice(1, 0, kLength), layer->forward(x)),
+      EXPECT_LT(distance(layer->forward(padded, {.key_padding_mask = mask}).slice(1, 0, kLength),
+                         layer->forward(x)),
                 1e-5);
     }
   }
@@ -249,7 +252,7 @@ TEST(MultiHeadAttention, ErrorsNameArgumentAndExpectation) {
             }),
             "MultiHeadAttention: x has shape [2, 9, 5], expected [B, L, 12]");
   EXPECT_EQ(error_of([&] {
-              layer->forward(x, torch::zeros({2, kLength}));
+              layer->forward(x, {.key_padding_mask = torch::zeros({2, kLength})});
             }),
             "MultiHeadAttention: key_padding_mask is Float of shape [2, 9], expected bool of shape "
             "[2, 9] (true = ignore this key)");

@@ -20,7 +20,7 @@ BatchTensors to_tensors(const Batch& batch, bool causal) {
   tensors.targets = view(batch.targets.data(), torch::kInt64);
   // Padding stands at the end of a row, where no earlier position of a causal model sees it.
   if (!causal && batch.num_tokens < batch.rows * batch.length) {
-    tensors.padding = view(batch.padding.data(), torch::kBool);
+    tensors.layout.key_padding_mask = view(batch.padding.data(), torch::kBool);
   }
   return tensors;
 }
@@ -41,7 +41,7 @@ EvalScore evaluate(LanguageModel& model, const EvalBatches& batches) {
     const Batch batch = batches.batch(i);
     if (batch.num_targets == 0) continue;
     const BatchTensors tensors = to_tensors(batch, model->config().causal);
-    const torch::Tensor logits = model->forward(tensors.tokens, tensors.padding);
+    const torch::Tensor logits = model->forward(tensors.tokens, tensors.layout);
     loss += summed_loss(logits, tensors.targets).item<double>();
     // A place without target holds -1, which no argmax equals.
     correct += logits.argmax(-1).eq(tensors.targets).sum().item<int64_t>();

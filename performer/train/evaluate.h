@@ -13,7 +13,7 @@ namespace performer {
 struct BatchTensors {
   torch::Tensor tokens;   // [rows, length]
   torch::Tensor targets;  // [rows, length], -1 = none
-  torch::Tensor padding;  // [rows, length] bool, undefined where the model does not need it
+  BatchLayout layout;     // the mask only where the model needs it
 };
 BatchTensors to_tensors(const Batch& batch, bool causal);
 

@@ -193,7 +193,7 @@ class Trainer {
     for (const Batch& batch : batches) {
       const BatchTensors tensors = to_tensors(batch, config_.model.causal);
       const torch::Tensor summed =
-          summed_loss(model_->forward(tensors.tokens, tensors.padding), tensors.targets);
+          summed_loss(model_->forward(tensors.tokens, tensors.layout), tensors.targets);
       loss += summed.item<double>();
       if (!std::isfinite(loss)) stop_not_finite("loss", loss, state_.step + 1);
       (summed / double(num_targets)).backward();

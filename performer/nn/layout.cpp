@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "performer/nn/layout.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "favor/check.h"
+
+namespace performer {
+
+using torch::Tensor;
+
+void BatchLayout::check(const char* op, int64_t B, int64_t L) const {
+  FAVOR_CHECK(!key_padding_mask.defined() ||
+                  (key_padding_mask.scalar_type() == torch::kBool && key_padding_mask.dim() == 2 &&
+                   key_padding_mask.size(0) == B && key_padding_mask.size(1) == L),
+              op, ": key_padding_mask is ", key_padding_mask.scalar_type(), " of shape ",
+              key_padding_mask.sizes(), ", expected bool of shape [", B, ", ", L,
+              "] (true = ignore this key)");
+  if (!is_packed()) return;
+  FAVOR_CHECK(
+      (cu_seqlens.scalar_type() == torch::kInt || cu_seqlens.scalar_type() == torch::kLong) &&
+          cu_seqlens.dim() == 1 && cu_seqlens.size(0) >= 2,
+      op, ": cu_seqlens is ", cu_seqlens.scalar_type(), " of shape ", cu_seqlens.sizes(),
+      ", expected int32 or int64 of shape [N + 1] with N >= 1");
+  const std::vector<int64_t> ends = offsets(L);
+  FAVOR_CHECK(ends.front() == 0 && ends.back() == L, op, ": cu_seqlens goes from ", ends.front(),
+              " to ", ends.back(), ", expected 0 to ", L, " (tokens of a row)");
+  const auto fall = std::adjacent_find(ends.begin(), ends.end(), std::greater<>());
+  FAVOR_CHECK(fall == ends.end(), op, ": cu_seqlens falls from ", *fall, " to ", *(fall + 1),
+              ", expected ascending offsets");
+}
+
+std::vector<int64_t> BatchLayout::offsets(int64_t L) const {
+  if (!is_packed()) return {0, L};
+  const Tensor wide = cu_seqlens.to(torch::kLong).contiguous();
+  const auto* values = wide.const_data_ptr<int64_t>();
+  return {values, values + wide.numel()};
+}
+
+Tensor packed_positions(const std::vector<int64_t>& offsets) {
+  Tensor positions = torch::empty({offsets.back()}, torch::kLong);
+  auto* values = positions.mutable_data_ptr<int64_t>();
+  for (size_t n = 0; n + 1 < offsets.size(); ++n) {
+    std::iota(values + offsets[n], values + offsets[n + 1], int64_t{0});
+  }
+  return positions;
+}
+
+}  // namespace performer
