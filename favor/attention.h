@@ -135,7 +135,7 @@ struct Saved {
   /// row's stabiliser.
   T* normalizer = nullptr;
   T* state = nullptr;               ///< saved_state_size(...) elements; null: it is recomputed
-  uint8_t* chunk_starts = nullptr;  ///< [B, G, L], causal only: 1 where a chunk starts
+  uint8_t* chunk_starts = nullptr;  ///< [B, G, L], causal only: where chunks start
 };
 
 /// Number of elements of Saved::state (recomputing it costs the causal backward pass a walk over
@@ -167,14 +167,17 @@ void bidirectional_backward(const AttentionParams<Compute<T>>& params, View4<con
 /// the top left when L != S). `initial` continues an earlier call, `final_state` receives the state
 /// after the last key; both need L = S and a single segment, and a null pointer leaves them out.
 /// No later key and value, if finite, move an earlier output by more than rounding. Runs in
-/// parallel over batch items, heads and segments; the tokens of one of these are taken in order.
+/// parallel over batch items, key heads and segments; the tokens of one of these are taken in
+/// order. Where these are fewer than four, and M is 128 or more, also over the two halves of the
+/// features, whose partial sums for 256 tokens are then scratch too.
 template <class T>
 void causal_forward(const AttentionParams<Compute<T>>& params, View4<const T> q, View4<const T> k,
                     View4<const T> v, View4<T> out, Saved<Compute<T>>* saved = nullptr,
                     const DecodeState* initial = nullptr, DecodeState* final_state = nullptr);
 
-/// Gradients of causal_forward without an initial state. Each thread holds features of keys and
-/// queries, 2 kStateInterval M elements (3 with maps whose slopes are kept), whatever L is.
+/// Gradients of causal_forward without an initial state, in parallel like it. Each thread holds
+/// features of keys and queries, 2 kStateInterval M elements (3 with maps whose slopes are kept),
+/// whatever L is; halves of the features also hold partial gradients of kStateInterval tokens.
 template <class T>
 void causal_backward(const AttentionParams<Compute<T>>& params, View4<const T> q, View4<const T> k,
                      View4<const T> v, View4<const T> out, View4<const T> dout,

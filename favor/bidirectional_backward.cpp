@@ -138,7 +138,8 @@ void run_bidirectional_backward(const Plan<float>& plan, const InputRows& out,
   const int64_t blocks = cut.blocks;
   const bool has_state = saved.state != nullptr && plan.num_segments() == 1;
   const auto load = [&](const HeadPlan& head, const Item& item, const KeyState& state) {
-    import_state(head, saved.state + (item.b * plan.G + item.g) * plan.M * (plan.E + 2), state);
+    import_state(head, saved.state + (item.b * plan.G + item.g) * plan.M * (plan.E + 2), 0, plan.M,
+                 state);
   };
   const auto query_side = [&](const HeadPlan& head, const Item& item, int64_t h, const Block& block,
                               ScratchLayout layout, const KeyState& state, const KeyState& sums) {

@@ -46,9 +46,8 @@ struct QuerySweep {
         prefetch_rows(result, item.b, h, i, i + n, panel, num_panels(head.M));
       });
       multiply<false>(features.features, state.S, out, 0, n, 0, num_panels(head.E), head.M);
-      finish_rows(head, features, out, n, has_keys ? 0 : n, state.c[0], nullptr,
-                  result.row(item.b, h, i), result.strides[2],
-                  normalizer == nullptr ? nullptr : normalizer + i);
+      finish_rows(head, features, out, n, has_keys ? 0 : n, nullptr, result.row(item.b, h, i),
+                  result.strides[2], normalizer == nullptr ? nullptr : normalizer + i);
     }
   }
 };
@@ -68,7 +67,8 @@ void run_bidirectional_forward(const Plan<float>& plan, const OutputRows& out,
   };
   const auto keep = [&](const HeadPlan& head, const Item& item, const KeyState& state) {
     if (saved != nullptr && saved->state != nullptr && plan.num_segments() == 1) {
-      export_state(head, state, saved->state + (item.b * plan.G + item.g) * plan.M * (plan.E + 2));
+      export_state(head, state, saved->state + (item.b * plan.G + item.g) * plan.M * (plan.E + 2),
+                   0, plan.M);
     }
   };
   if (cut.whole_items) {

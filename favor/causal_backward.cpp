@@ -11,9 +11,11 @@
 #include "hwy/foreach_target.h"
 #include "favor/query_features-inl.h"
 #include "favor/gradients-inl.h"
+#include "favor/slabs-inl.h"
 #include "favor/state-inl.h"
 // clang-format on
 
+#include <algorithm>
 #include <span>
 #include <vector>
 
@@ -82,18 +84,21 @@ struct HeldChunk {
 
 class CausalBackward {
  public:
-  CausalBackward(const Plan<float>& plan, const HeadPlan& head, const Item& item,
-                 const InputRows& out, const InputRows& dout, const Saved<float>& saved,
-                 const OutputRows& dq, const OutputRows& dk, const OutputRows& dv)
+  static constexpr int64_t kRound = kGradientRound;
+
+  CausalBackward(const Plan<float>& plan, const Slab& slab, const Item& item, const InputRows& out,
+                 const InputRows& dout, const Saved<float>& saved, const OutputRows& dq,
+                 const OutputRows& dk, const OutputRows& dv)
       : plan_(plan),
-        head_(head),
+        slab_(slab),
+        head_(slab.head),
         item_(item),
         out_(out),
         dout_(dout),
         dq_(dq),
         dk_(dk),
         dv_(dv),
-        panels_(num_panels(head.M)),
+        panels_(num_panels(head_.M)),
         held_(static_cast<size_t>(std::max<int64_t>(2 * kHeldChunks / (1 + plan.group()), 1))) {
     const int64_t row = item.b * plan.G + item.g;
     for (HeldChunk& held : held_) {
@@ -104,29 +109,84 @@ class CausalBackward {
     if (saved.state != nullptr) {
       states_ = saved.state + row * saved_state_size(1, 1, plan.L, plan.M, plan.E, true, 1);
     }
+  }
+
+  /// The whole item, with a head that is not cut.
+  void run() {
     ScratchLayout measure;
     place(measure);
     ScratchLayout layout(thread_scratch(measure.used()));
     place(layout);
-    // Columns beyond M and beyond a chunk are read by whole vectors, so they must be finite.
-    std::fill_n(features_transposed_.data, panel_floats(head.M, kCausalChunk), 0.0f);
-    std::fill_n(values_transposed_.data, panel_floats(head.E, kCausalChunk), 0.0f);
-    std::fill_n(sums_transposed_.data, panel_floats(head.E, head.M), 0.0f);
+    zero_unseen_keys();
+    for (int64_t round = 0; round < num_rounds(); ++round) {
+      run_round(round);
+    }
   }
 
-  void run() {
-    const Segment& segment = item_.segment;
-    const int64_t length = segment.num_queries();
-    sums_.clear(head_);
-    std::fill_n(sums_c_, head_.M, -kNoKey);
-    zero_unseen_keys();
-    for (int64_t begin = (length - 1) / kStateInterval * kStateInterval; length > 0 && begin >= 0;
-         begin -= kStateInterval) {
-      walk_stretch(find_chunks(begin, std::min(begin + kStateInterval, length)));
+  int64_t num_rounds() const { return (item_.segment.num_queries() + kRound - 1) / kRound; }
+
+  /// Scratch of a slab.
+  void place_slab(ScratchLayout& layout) {
+    is_cut_ = true;
+    place(layout);
+    gradients_.place(layout, head_, plan_.group());
+  }
+
+  /// A stretch of tokens; the last one comes first.
+  void run_round(int64_t round) {
+    if (round == 0) {
+      start();
+    }
+    const int64_t begin = round_begin(round);
+    walk_stretch(find_chunks(begin, std::min(begin + kRound, item_.segment.num_queries())));
+  }
+
+  /// Gradients of up to kMergedRows tokens of a round, `first` being the first, after all slabs
+  /// have run it.
+  static void merge(std::span<const CausalBackward> slabs, int64_t round, int64_t first) {
+    const CausalBackward& pass = slabs[0];
+    const Item& item = pass.item_;
+    const HeadPlan& head = pass.head_;
+    const int64_t t = pass.round_begin(round) + first;
+    if (round == 0 && first == 0) {
+      pass.zero_unseen_keys();
+    }
+    const auto write = [&](Panels SlabGradients::*gradient, int64_t row, int64_t end, int64_t cols,
+                           float factor, const OutputElements& to, int64_t stride) {
+      Panels parts[kMaxSlabs];
+      std::transform(slabs.begin(), slabs.end(), parts,
+                     [&](const auto& slab) { return slab.gradients_.*gradient; });
+      write_gradients(std::span(parts, slabs.size()), row, std::min(kMergedRows, end - t), cols,
+                      factor, to, stride);
+    };
+    const Segment& segment = item.segment;
+    for (int64_t h = item.first_head; h < item.last_head && t < segment.num_queries(); ++h) {
+      write(&SlabGradients::dq, (h - item.first_head) * kRound + first, segment.num_queries(),
+            head.D, head.out_scale, pass.dq_.row(item.b, h, segment.q_begin + t),
+            pass.dq_.strides[2]);
+    }
+    const int64_t keys = std::min(segment.num_keys(), segment.num_queries());
+    if (t < keys) {
+      const int64_t j = segment.k_begin + t;
+      write(&SlabGradients::dk, first, keys, head.D, head.out_scale,
+            pass.dk_.row(item.b, item.g, j), pass.dk_.strides[2]);
+      write(&SlabGradients::dv, first, keys, head.E, 1.0f, pass.dv_.row(item.b, item.g, j),
+            pass.dv_.strides[2]);
     }
   }
 
  private:
+  int64_t round_begin(int64_t round) const { return (num_rounds() - 1 - round) * kRound; }
+
+  void start() {
+    // Columns beyond M and beyond a chunk are read by whole vectors, so they must be finite.
+    std::fill_n(features_transposed_.data, panel_floats(head_.M, kCausalChunk), 0.0f);
+    std::fill_n(values_transposed_.data, panel_floats(head_.E, kCausalChunk), 0.0f);
+    std::fill_n(sums_transposed_.data, panel_floats(head_.E, head_.M), 0.0f);
+    sums_.clear(head_);
+    std::fill_n(sums_c_, head_.M, -kNoKey);
+  }
+
   void place(ScratchLayout& layout) {
     loaded_.place(layout, head_);
     sums_.place(layout, head_);
@@ -155,8 +215,8 @@ class CausalBackward {
     if (t == 0 || states_ == nullptr) {
       loaded_.clear(head_);
     } else {
-      import_state(head_, states_ + saved_state_slot(item_.segment, t) * head_.M * (head_.E + 2),
-                   loaded_);
+      import_state(head_, states_ + saved_state_slot(item_.segment, t) * plan_.M * (head_.E + 2),
+                   slab_.first, plan_.M, loaded_);
     }
     std::fill_n(state_.S.data, panel_floats(head_.E, head_.M), 0.0f);
     transpose(loaded_.S, head_.M, head_.E, state_.S);
@@ -177,7 +237,7 @@ class CausalBackward {
   }
 
   /// Keys beyond the last query of the segment are seen by none.
-  void zero_unseen_keys() {
+  void zero_unseen_keys() const {
     for (int64_t s = item_.segment.num_queries(); s < item_.segment.num_keys(); ++s) {
       zero_row(dk_.row(item_.b, item_.g, item_.segment.k_begin + s), head_.D);
       zero_row(dv_.row(item_.b, item_.g, item_.segment.k_begin + s), head_.E);
@@ -188,7 +248,7 @@ class CausalBackward {
   std::vector<Range> find_chunks(int64_t begin, int64_t end) const {
     std::vector<Range> chunks;
     for (int64_t t = begin; t < end; ++t) {
-      if (chunks.empty() || chunk_starts_[item_.segment.q_begin + t] != 0 ||
+      if (chunks.empty() || (chunk_starts_[item_.segment.q_begin + t] >> slab_.index & 1) != 0 ||
           t - chunks.back().begin == kCausalChunk) {
         if (!chunks.empty()) {
           chunks.back().end = t;
@@ -264,7 +324,12 @@ class CausalBackward {
     for (int64_t panel = 0; panel < panels_; ++panel) {
       const int64_t f = panel * NR;
       float* features = held.features.at(0, panel);
-      prefetch_rows(dq_, item_.b, h, i, i + queries, panel, panels_);
+      if (is_cut_) {
+        prefetch_panels(rows_of(gradients_.dq, h - item_.first_head, chunk), queries, head_.D,
+                        panel, panels_);
+      } else {
+        prefetch_rows(dq_, item_.b, h, i, i + queries, panel, panels_);
+      }
       if (later != nullptr) {
         prefetch(later->key_features.at(0, panel), kCausalChunk * NR);
         prefetch(later->queries[0].features.at(0, panel), kCausalChunk * NR);
@@ -276,6 +341,11 @@ class CausalBackward {
       multiply<true>(rows_.dout, state_.S, dlogits_, 0, queries, panel, panel + 1, head_.E);
       query_logit_gradients(head_, features, buffer_, rows_, queries, state_.z + f,
                             dlogits_.at(0, panel), held.dz + f, totals);
+    }
+    if (is_cut_) {
+      const Panels dq = rows_of(gradients_.dq, h - item_.first_head, chunk);
+      token_gradient_panels(head_, head_.query, dlogits_, queries, rows_.tokens, totals, dq);
+      return;
     }
     token_gradients(head_, head_.query, dlogits_, queries, rows_.tokens, totals, product_,
                     dq_.row(item_.b, h, i), dq_.strides[2]);
@@ -351,6 +421,7 @@ class CausalBackward {
     const int64_t j = item_.segment.k_begin + chunk.begin;
     transpose(held.key_features, keys, head_.M, features_transposed_);
     transpose(sums_.S, head_.M, head_.E, sums_transposed_);
+    const Panels dv = is_cut_ ? rows_of(gradients_.dv, 0, chunk) : product_;
     for (int64_t h = item_.first_head; h < item_.last_head; ++h) {
       const HeldQueries& rows = held.queries[static_cast<size_t>(h - item_.first_head)];
       const bool accumulate = h > item_.first_head;
@@ -359,13 +430,17 @@ class CausalBackward {
       make_lower(scores_, queries, keys, nullptr, nullptr);
       multiply_lower_transposed(rows.dscores, rows.features, dlogits_, queries, keys, panels_,
                                 accumulate);
-      multiply_lower_transposed(scores_, rows_.dout, product_, queries, keys, num_panels(head_.E),
+      multiply_lower_transposed(scores_, rows_.dout, dv, queries, keys, num_panels(head_.E),
                                 accumulate);
     }
     std::fill_n(row_sums_, keys * NR / 2, 0.0f);
     for (int64_t panel = 0; panel < panels_; ++panel) {
-      prefetch_rows(dk_, item_.b, item_.g, j, j + keys, panel, panels_);
-      prefetch_rows(dv_, item_.b, item_.g, j, j + keys, panel, panels_);
+      if (is_cut_) {
+        prefetch_panels(rows_of(gradients_.dk, 0, chunk), keys, head_.D, panel, panels_);
+      } else {
+        prefetch_rows(dk_, item_.b, item_.g, j, j + keys, panel, panels_);
+        prefetch_rows(dv_, item_.b, item_.g, j, j + keys, panel, panels_);
+      }
       if (earlier != nullptr) {
         prefetch_inputs(chunk.begin - kCausalChunk, false, panel);
         prefetch<const float>(earlier->key_features.at(0, panel), kCausalChunk * NR);
@@ -375,12 +450,22 @@ class CausalBackward {
       key_logit_gradients(head_, held.key_features.at(0, panel), held.key_slopes.at(0, panel),
                           keys_, keys, sums_.z + panel * NR, dlogits_.at(0, panel), row_sums_);
     }
-    multiply<true>(held.key_features, sums_.S, product_, 0, keys, 0, num_panels(head_.E), head_.M);
+    multiply<true>(held.key_features, sums_.S, dv, 0, keys, 0, num_panels(head_.E), head_.M);
+    if (is_cut_) {
+      token_gradient_panels(head_, head_.key, dlogits_, keys, keys_.tokens, row_sums_,
+                            rows_of(gradients_.dk, 0, chunk));
+      return;
+    }
     float ones[kCausalChunk];
     std::fill_n(ones, keys, 1.0f);
     unpack_rows(product_, keys, head_.E, ones, dv_.row(item_.b, item_.g, j), dv_.strides[2]);
     token_gradients(head_, head_.key, dlogits_, keys, keys_.tokens, row_sums_, product_,
                     dk_.row(item_.b, item_.g, j), dk_.strides[2]);
+  }
+
+  /// A slab's rows of a chunk in one of gradients_, for the query head `head` of the item.
+  static Panels rows_of(const Panels& gradient, int64_t head, const Range& chunk) {
+    return {gradient.at(head * kRound + chunk.begin % kRound, 0), gradient.rows};
   }
 
   /// Asks for part `panel` of the inputs of the chunk that starts at token t; those of the forward
@@ -403,6 +488,7 @@ class CausalBackward {
   }
 
   const Plan<float>& plan_;
+  const Slab& slab_;
   const HeadPlan& head_;
   const Item& item_;
   const InputRows& out_;
@@ -411,6 +497,7 @@ class CausalBackward {
   const OutputRows& dk_;
   const OutputRows& dv_;
   int64_t panels_;
+  bool is_cut_ = false;  ///< whether gradients_ takes the place of the caller's rows
   std::vector<HeldChunk> held_;
   const float* normalizer_;
   const uint8_t* chunk_starts_;
@@ -432,15 +519,22 @@ class CausalBackward {
   float* row_sums_;             ///< [C, N]
   float* buffer_;               ///< of project()
   float* own_;                  ///< [C] stabilisers of the rows; of maps known by their values
+  SlabGradients gradients_;
 };
 
 void run_causal_backward(const Plan<float>& plan, const InputRows& out, const InputRows& dout,
                          const Saved<float>& saved, const OutputRows& dq, const OutputRows& dk,
                          const OutputRows& dv) {
   const HeadPlans heads(plan);
+  const int64_t slabs = num_slabs(plan, heads.common());
+  if (slabs > 1) {
+    run_in_slabs<CausalBackward>(plan, heads, slabs, out, dout, saved, dq, dk, dv);
+    return;
+  }
   parallel_for(plan.num_items(), [&](int64_t index) {
     const Item item(plan, index);
-    CausalBackward(plan, heads[item.g], item, out, dout, saved, dq, dk, dv).run();
+    const Slab whole(heads[item.g]);
+    CausalBackward(plan, whole, item, out, dout, saved, dq, dk, dv).run();
   });
 }
 

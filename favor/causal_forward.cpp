@@ -9,10 +9,12 @@
 #define HWY_TARGET_INCLUDE "favor/causal_forward.cpp"
 #include "hwy/foreach_target.h"
 #include "favor/query_features-inl.h"
+#include "favor/slabs-inl.h"
 #include "favor/state-inl.h"
+#include "favor/stream-inl.h"
 // clang-format on
 
-#include <numbers>
+#include <span>
 #include <vector>
 
 #include "favor/parallel.h"
@@ -28,96 +30,121 @@ namespace {
 /// the chunk's takes the denominator's place.
 constexpr float kGuardExponent = -40.0f;
 
-constexpr float kLog2e = std::numbers::log2e_v<float>;
-
 /// Tokens of a stream from which on its sums are kept with rests. What the chunks before round away
 /// is below 5e-6 of the sums even if all of it has the same sign.
 constexpr int64_t kLongStream = 8192;
 
 class CausalForward {
  public:
-  CausalForward(const Plan<float>& plan, const HeadPlan& head, const Item& item,
-                const OutputRows& out, Saved<float>* saved)
-      : plan_(plan), head_(head), item_(item), out_(out), panels_(num_panels(head.M)) {
+  static constexpr int64_t kRound = kOutputRound;
+
+  CausalForward(const Plan<float>& plan, const Slab& slab, const Item& item, const OutputRows& out,
+                Saved<float>* saved, const DecodeState* initial, DecodeState* final_state)
+      : plan_(plan),
+        slab_(slab),
+        head_(slab.head),
+        item_(item),
+        out_(out),
+        initial_(initial),
+        final_state_(final_state),
+        panels_(num_panels(head_.M)) {
     const int64_t row = item.b * plan.G + item.g;
     if (saved != nullptr) {
       normalizer_ = saved->normalizer;
-      chunk_starts_ = saved->chunk_starts == nullptr ? nullptr : saved->chunk_starts + row * plan.L;
+      chunk_starts_ = saved->chunk_starts == nullptr
+                          ? nullptr
+                          : saved->chunk_starts + row * plan.L + item.segment.q_begin;
       if (saved->state != nullptr) {
         states_ = saved->state + row * saved_state_size(1, 1, plan.L, plan.M, plan.E, true, 1);
       }
     }
+    const Segment& segment = item.segment;
+    const int64_t first = plan.first_allowed_key(item.b, item.g, segment.k_begin, segment.k_end);
+    first_key_ = first < segment.k_end ? first - segment.k_begin : segment.num_queries();
+  }
+
+  /// The whole item, with a head that is not cut.
+  void run() {
     ScratchLayout measure;
     place(measure);
     ScratchLayout layout(thread_scratch(measure.used()));
     place(layout);
-    state_.clear(head);
-    rests_.clear(head);
-    const Segment& segment = item.segment;
-    const int64_t first = plan.first_allowed_key(item.b, item.g, segment.k_begin, segment.k_end);
-    first_key_ = first < segment.k_end ? first - segment.k_begin : segment.num_queries();
-    std::fill_n(features_transposed_.data, panel_floats(head.M, kCausalChunk), 0.0f);
+    start();
+    starts_ = chunk_starts_;
+    if (starts_ != nullptr) {
+      std::fill_n(starts_, item_.segment.num_queries(), uint8_t{0});
+    }
+    walk(0, item_.segment.num_queries());
   }
 
-  /// Continues a stream. Its stabilisers are natural logarithms, the kernel's in base 2.
-  void start_from(const DecodeState& initial) {
-    const int64_t row = (item_.b * plan_.G + item_.g) * head_.M;
-    const float* z = initial.z.data() + row;
-    const float* S = initial.S.data() + row * head_.E;
-    const auto all_zero = [](const float* x, int64_t n) {
-      return std::all_of(x, x + n, [](float value) { return value == 0.0f; });
-    };
-    if (all_zero(z, head_.M) && (head_.log_linear || all_zero(S, head_.M * head_.E))) {
-      return;
-    }
-    pack_rows(S, head_.E, head_.M, head_.E, 1.0f, nullptr, state_.S);
-    std::copy_n(z, head_.M, state_.z);
-    is_long_ = true;
-    if (!initial.S_rest.empty()) {
-      const float* S_rest = initial.S_rest.data() + row * head_.E;
-      pack_rows(S_rest, head_.E, head_.M, head_.E, 1.0f, nullptr, rests_.S_rest);
-      std::copy_n(initial.z_rest.data() + row, head_.M, rests_.z_rest);
-    }
-    for (int64_t f = 0; f < head_.M; ++f) {
-      const bool empty = head_.log_linear && z[f] == 0.0f;
-      state_.c[f] = empty ? kNoKey : initial.c[static_cast<size_t>(row + f)] * kLog2e;
-    }
-    first_key_ = 0;
+  int64_t num_rounds() const { return (item_.segment.num_queries() + kRound - 1) / kRound; }
+
+  /// Scratch of a slab.
+  void place_slab(ScratchLayout& layout) {
+    is_cut_ = true;
+    place(layout);
+    outputs_.place(layout, head_, plan_.group());
   }
 
-  void finish_into(DecodeState& final_state) {
-    const int64_t row = (item_.b * plan_.G + item_.g) * head_.M;
-    float* S = final_state.S.data() + row * head_.E;
-    std::fill_n(factor_, head_.M, 1.0f);
-    unpack_rows(state_.S, head_.M, head_.E, factor_, S, head_.E);
-    std::copy_n(state_.z, head_.M, final_state.z.data() + row);
-    if (!final_state.S_rest.empty()) {
-      float* S_rest = final_state.S_rest.data() + row * head_.E;
-      unpack_rows(rests_.S_rest, head_.M, head_.E, factor_, S_rest, head_.E);
-      std::copy_n(rests_.z_rest, head_.M, final_state.z_rest.data() + row);
+  /// What the slab knows of a round's rows, in its own memory.
+  void run_round(int64_t round) {
+    if (round == 0) {
+      start();
     }
-    for (int64_t f = 0; f < head_.M; ++f) {
-      final_state.c[static_cast<size_t>(row + f)] =
-          state_.c[f] == kNoKey ? 0.0f : state_.c[f] / kLog2e;
-    }
+    const int64_t begin = round * kRound;
+    const int64_t end = std::min(begin + kRound, item_.segment.num_queries());
+    starts_ = outputs_.starts;
+    std::fill_n(outputs_.starts, kRound, uint8_t{0});
+    walk(begin, end);
   }
 
-  void run() {
-    const Segment& segment = item_.segment;
-    if (chunk_starts_ != nullptr) {
-      std::fill_n(chunk_starts_ + segment.q_begin, segment.num_queries(), uint8_t{0});
+  /// The outputs of up to kMergedRows tokens of a round, `first` being the first, after all slabs
+  /// have run it.
+  static void merge(std::span<const CausalForward> slabs, int64_t round, int64_t first) {
+    const CausalForward& pass = slabs[0];
+    const int64_t t = round * kRound + first;
+    const int64_t n = std::min(kMergedRows, pass.item_.segment.num_queries() - t);
+    const SlabOutputs* parts[kMaxSlabs];
+    std::transform(slabs.begin(), slabs.end(), parts, [](const auto& p) { return &p.outputs_; });
+    const std::span outputs(parts, slabs.size());
+    for (int64_t h = pass.item_.first_head; h < pass.item_.last_head && n > 0; ++h) {
+      const int64_t row = (h - pass.item_.first_head) * kRound + first;
+      finish_slabs(pass.head_, outputs, row, n, pass.rows_without_keys(t, n), pass.out_row(h, t),
+                   pass.out_.strides[2], pass.normalizer_row(h, t));
     }
-    for (int64_t t = 0; t < segment.num_queries(); t += kCausalChunk) {
-      if (states_ != nullptr && t != 0 && t % kStateInterval == 0) {
-        export_state(head_, state_,
-                     states_ + saved_state_slot(segment, t) * head_.M * (head_.E + 2));
-      }
-      is_long_ = is_long_ || t >= kLongStream;
-      run_chunk(t, std::min(kCausalChunk, segment.num_queries() - t));
+    if (pass.chunk_starts_ != nullptr) {
+      add_starts(outputs, first, n, pass.chunk_starts_ + t);
     }
   }
 
  private:
+  void start() {
+    state_.clear(head_);
+    rests_.clear(head_);
+    std::fill_n(features_transposed_.data, panel_floats(head_.M, kCausalChunk), 0.0f);
+    const int64_t row = item_.b * plan_.G + item_.g;
+    if (initial_ != nullptr && load_stream(head_, *initial_, row, slab_.first, state_, rests_)) {
+      is_long_ = true;
+      first_key_ = 0;
+    }
+  }
+
+  /// Tokens [begin, end), where begin is a multiple of kCausalChunk.
+  void walk(int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; t += kCausalChunk) {
+      if (states_ != nullptr && t != 0 && t % kStateInterval == 0) {
+        export_state(head_, state_,
+                     states_ + saved_state_slot(item_.segment, t) * plan_.M * (head_.E + 2),
+                     slab_.first, plan_.M);
+      }
+      is_long_ = is_long_ || t >= kLongStream;
+      run_chunk(t, std::min(kCausalChunk, end - t));
+    }
+    if (end == item_.segment.num_queries() && final_state_ != nullptr) {
+      store_stream(head_, state_, rests_, item_.b * plan_.G + item_.g, slab_.first, *final_state_);
+    }
+  }
+
   void place(ScratchLayout& layout) {
     state_.place(layout, head_);
     rests_.place(layout, head_);
@@ -182,13 +209,13 @@ class CausalForward {
   void run_chunk(int64_t t, int64_t num_queries) {
     const Segment& segment = item_.segment;
     const int64_t num_keys = std::clamp<int64_t>(segment.num_keys() - t, 0, num_queries);
-    const int64_t without_keys = std::clamp<int64_t>(first_key_ - t, 0, num_queries);
+    const int64_t num_empty = rows_without_keys(t, num_queries);
     const int64_t j = segment.k_begin + t;
     keys_.load(plan_, head_, item_, j, num_keys);
     const bool raised =
         chunk_features(num_keys, NextRows(j + num_keys, segment.k_end, kCausalChunk));
     own_stabilisers(head_, keys_, num_queries, num_keys, state_.c[0], own_);
-    bool too_long = stabiliser_is_far(num_queries, without_keys);
+    bool too_long = stabiliser_is_far(num_queries, num_empty);
     if (!too_long) {
       for (int64_t f = 0; f < head_.M; ++f) {
         z_next_[f] = state_.z[f] * factor_[f];
@@ -198,7 +225,7 @@ class CausalForward {
     }
     for (int64_t h = item_.first_head; h < item_.last_head && !too_long; ++h) {
       score(h, t, num_queries, num_keys);
-      too_long = underflows(num_queries, without_keys);
+      too_long = underflows(num_queries, num_empty);
       if (too_long) {
         restore_state(raised && h > item_.first_head);
         break;
@@ -206,7 +233,7 @@ class CausalForward {
       if (raised && h == item_.first_head) {
         raise_state();
       }
-      answer(h, t, num_queries, num_keys, without_keys);
+      answer(h, t, num_queries, num_keys);
     }
     if (too_long) {
       // Rows that were answered are answered again.
@@ -215,8 +242,8 @@ class CausalForward {
       run_chunk(t + half, num_queries - half);
       return;
     }
-    if (chunk_starts_ != nullptr) {
-      chunk_starts_[segment.q_begin + t] = 1;
+    if (starts_ != nullptr) {
+      starts_[is_cut_ ? t % kRound : t] = 1;
     }
     if (num_keys > 0) {
       absorb(num_keys);
@@ -270,6 +297,7 @@ class CausalForward {
   /// denominators.
   void score(int64_t h, int64_t t, int64_t num_queries, int64_t num_keys) {
     const int64_t i = item_.segment.q_begin + t;
+    const int64_t row = output_row(h, t);
     const InputElements q = plan_.q.row(item_.b, h, i);
     const int64_t stride = plan_.q.strides[2];
     pack_rows(q, stride, num_queries, head_.D, head_.token_scale, nullptr, queries_);
@@ -279,7 +307,11 @@ class CausalForward {
     query_features(head_, queries_, num_queries, c_next_, z_next_, buffer_, query_,
                    [&](int64_t panel) {
                      prefetch_rows(plan_.q, item_.b, h, next_q.first, next_q.last, panel, panels_);
-                     prefetch_rows(out_, item_.b, h, i, i + num_queries, panel, panels_);
+                     if (is_cut_) {
+                       prefetch_panels(outputs_.sums_at(row), num_queries, head_.E, panel, panels_);
+                     } else {
+                       prefetch_rows(out_, item_.b, h, i, i + num_queries, panel, panels_);
+                     }
                    });
     multiply_to_lower(query_.features, features_transposed_, scores_, num_queries, num_keys,
                       head_.M);
@@ -290,24 +322,49 @@ class CausalForward {
   }
 
   /// The outputs of the rows that `score` has seen.
-  void answer(int64_t h, int64_t t, int64_t num_queries, int64_t num_keys, int64_t without_keys) {
-    const int64_t i = item_.segment.q_begin + t;
-    multiply_lower(scores_, keys_.values, sums_, num_queries, num_keys, num_panels(head_.E));
-    multiply<true>(query_.features, state_.S, sums_, 0, num_queries, 0, num_panels(head_.E),
+  void answer(int64_t h, int64_t t, int64_t num_queries, int64_t num_keys) {
+    const int64_t row = output_row(h, t);
+    const Panels sums = is_cut_ ? outputs_.sums_at(row) : sums_;
+    multiply_lower(scores_, keys_.values, sums, num_queries, num_keys, num_panels(head_.E));
+    multiply<true>(query_.features, state_.S, sums, 0, num_queries, 0, num_panels(head_.E),
                    head_.M);
-    float* normalizer =
-        normalizer_ == nullptr ? nullptr : normalizer_ + (item_.b * plan_.H + h) * plan_.L + i;
-    finish_rows(head_, query_, sums_, num_queries, without_keys, c_next_[0], own_,
-                out_.row(item_.b, h, i), out_.strides[2], normalizer);
+    if (is_cut_) {
+      outputs_.keep(head_, query_, own_, row, num_queries);
+    } else {
+      finish_rows(head_, query_, sums, num_queries, rows_without_keys(t, num_queries), own_,
+                  out_row(h, t), out_.strides[2], normalizer_row(h, t));
+    }
+  }
+
+  /// Where outputs_ has a query.
+  int64_t output_row(int64_t h, int64_t t) const {
+    return (h - item_.first_head) * kRound + t % kRound;
+  }
+  /// How many of n queries from t on have no key to see.
+  int64_t rows_without_keys(int64_t t, int64_t n) const {
+    return std::clamp<int64_t>(first_key_ - t, 0, n);
+  }
+  OutputElements out_row(int64_t h, int64_t t) const {
+    return out_.row(item_.b, h, item_.segment.q_begin + t);
+  }
+  float* normalizer_row(int64_t h, int64_t t) const {
+    return normalizer_ == nullptr
+               ? nullptr
+               : normalizer_ + (item_.b * plan_.H + h) * plan_.L + item_.segment.q_begin + t;
   }
 
   const Plan<float>& plan_;
+  const Slab& slab_;
   const HeadPlan& head_;
   const Item& item_;
   const OutputRows& out_;
+  const DecodeState* initial_;
+  DecodeState* final_state_;
   int64_t panels_;
+  bool is_cut_ = false;  ///< whether outputs_ takes the place of the caller's rows
   float* normalizer_ = nullptr;
-  uint8_t* chunk_starts_ = nullptr;
+  uint8_t* chunk_starts_ = nullptr;  ///< of the segment's tokens
+  uint8_t* starts_ = nullptr;        ///< the same, or of the round's tokens for a slab alone
   float* states_ = nullptr;
   int64_t first_key_;  ///< token of the segment that first has a key to see; 0 if the state has
 
@@ -331,6 +388,7 @@ class CausalForward {
   // The state before it was raised, where several query heads may ask for it again.
   KeyState undo_;
   LongSums undo_rests_;
+  SlabOutputs outputs_;
 };
 
 void run_causal_forward(const Plan<float>& plan, const OutputRows& out, Saved<float>* saved,
@@ -346,16 +404,15 @@ void run_causal_forward(const Plan<float>& plan, const OutputRows& out, Saved<fl
     }
     final_state->position = position;
   }
+  const int64_t slabs = num_slabs(plan, heads.common());
+  if (slabs > 1) {
+    run_in_slabs<CausalForward>(plan, heads, slabs, out, saved, initial, final_state);
+    return;
+  }
   parallel_for(plan.num_items(), [&](int64_t index) {
     const Item item(plan, index);
-    CausalForward pass(plan, heads[item.g], item, out, saved);
-    if (initial != nullptr) {
-      pass.start_from(*initial);
-    }
-    pass.run();
-    if (final_state != nullptr) {
-      pass.finish_into(*final_state);
-    }
+    const Slab whole(heads[item.g]);
+    CausalForward(plan, whole, item, out, saved, initial, final_state).run();
   });
 }
 

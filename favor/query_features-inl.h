@@ -27,13 +27,14 @@ namespace HWY_NAMESPACE {
 struct QueryFeatures {
   Panels features;     ///< [C, M]
   float* denominator;  ///< [C]
-  float* top;          ///< [C] subtracted from all exponents; 0 for maps known by their values
-  float* excess;       ///< [C] 2^(row maximum of the exponents - top)
-  float* largest;      ///< [C, N] running maxima
-  float* offset;       ///< [C] subtracted from the exponents of w.q
-  float* floor;        ///< [C] exponents of what eps adds
-  float* lanes;        ///< [C, N] running maxima and sums
-  float* shift;        ///< [M] padded
+  float* top;      ///< [C] subtracted from all exponents; the keys' stabiliser for maps known by
+                   ///< their values
+  float* excess;   ///< [C] 2^(row maximum of the exponents - top)
+  float* largest;  ///< [C, N] running maxima
+  float* offset;   ///< [C] subtracted from the exponents of w.q
+  float* floor;    ///< [C] exponents of what eps adds
+  float* lanes;    ///< [C, N] running maxima and sums
+  float* shift;    ///< [M] padded
 
   void place(ScratchLayout& layout, const HeadPlan& head, int64_t rows) {
     features = {layout.take(panel_floats(rows, head.padded_features())), rows};
@@ -74,9 +75,10 @@ inline HWY_NOINLINE void query_offsets(const HeadPlan& head, const InputElements
   }
 }
 
-/// g(u) + eps of n packed queries; the denominators become features . z.
+/// g(u) + eps of n packed queries; the denominators become features . z, and c the exponent that z
+/// is relative to.
 template <class PerPanel>
-HWY_NOINLINE void value_queries(const HeadPlan& head, const Panels& tokens, int64_t n,
+HWY_NOINLINE void value_queries(const HeadPlan& head, const Panels& tokens, int64_t n, float c,
                                 const float* HWY_RESTRICT z, float* buffer,
                                 const QueryFeatures& out, const PerPanel& per_panel) {
   const FloatTag d;
@@ -99,7 +101,7 @@ HWY_NOINLINE void value_queries(const HeadPlan& head, const Panels& tokens, int6
     }
   }
   for (int64_t r = 0; r < n; ++r) {
-    out.top[r] = 0.0f;
+    out.top[r] = c;
     out.excess[r] = 1.0f;
     out.denominator[r] = hn::GetLane(hn::SumOfLanes(d, hn::LoadU(d, out.lanes + r * N)));
   }
@@ -200,7 +202,7 @@ void query_features(const HeadPlan& head, const Panels& tokens, int64_t n, const
                     const float* z, float* buffer, const QueryFeatures& out,
                     const PerPanel& per_panel) {
   if (!head.log_linear) {
-    value_queries(head, tokens, n, z, buffer, out, per_panel);
+    value_queries(head, tokens, n, c[0], z, buffer, out, per_panel);
   } else if (head.has_floor) {
     exponential_queries<true>(head, tokens, n, c, z, out, per_panel);
   } else {
@@ -218,18 +220,16 @@ HWY_INLINE Vector finite_reciprocal(Vector x) {
   return hn::IfThenZeroElse(hn::Eq(x, hn::Zero(d)), finite);
 }
 
-/// Turns n rows of sums into outputs, divided by their denominators or as they are, writes them to
-/// the caller's rows, and keeps the normaliser: log2 of the denominator (log-linear) or the
-/// denominator. The first `without_keys` rows give 0, whatever the query holds, and so does a
-/// denominator of 0. For maps known by their values c is the stabiliser of the sums, and `own`
-/// (null: c) has each row's own stabiliser, which its normaliser is relative to.
-inline HWY_NOINLINE void finish_rows(const HeadPlan& head, const QueryFeatures& features,
-                                     const Panels& sums, int64_t n, int64_t without_keys, float c,
-                                     const float* own, const OutputElements& out, int64_t stride,
-                                     float* normalizer) {
+/// Factors that turn n rows of sums into outputs, divided by their denominators or as they are, and
+/// the rows' normalisers (null: not wanted): log2 of the denominator (log-linear) or the
+/// denominator. The first `without_keys` rows give 0, and so does a denominator of 0. For maps
+/// known by their values `own` (null: features.top) has each row's own stabiliser, which its
+/// normaliser is relative to. Up to kChunk rows; `factor` has room for as many.
+inline HWY_NOINLINE void row_factors(const HeadPlan& head, const QueryFeatures& features, int64_t n,
+                                     int64_t without_keys, const float* own,
+                                     float* HWY_RESTRICT factor, float* normalizer) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
-  HWY_ALIGN float factor[kChunk] = {};
   HWY_ALIGN float kept[kChunk] = {};
   std::fill_n(features.denominator, without_keys, 0.0f);
   for (int64_t r = 0; r < n; r += N) {
@@ -246,7 +246,7 @@ inline HWY_NOINLINE void finish_rows(const HeadPlan& head, const QueryFeatures& 
   }
   for (int64_t r = 0; r < n && !head.renormalize; ++r) {
     const float offset = head.has_floor ? 0.0f : features.offset[r];
-    const float exponent = (head.log_linear ? features.top[r] : c) - offset;
+    const float exponent = features.top[r] - offset;
     const bool none = r < without_keys;
     factor[r] = none ? 0.0f : std::exp2(exponent);
     kept[r] = !head.log_linear ? (none ? 0.0f : 1.0f)
@@ -255,11 +255,21 @@ inline HWY_NOINLINE void finish_rows(const HeadPlan& head, const QueryFeatures& 
   }
   for (int64_t r = 0; r < n && head.renormalize && !head.log_linear; ++r) {
     const bool rescaled = own != nullptr && r >= without_keys;
-    kept[r] = features.denominator[r] * (rescaled ? std::exp2(c - own[r]) : 1.0f);
+    kept[r] = features.denominator[r] * (rescaled ? std::exp2(features.top[r] - own[r]) : 1.0f);
   }
   if (normalizer != nullptr) {
     std::copy_n(kept, n, normalizer);
   }
+}
+
+/// Turns n rows of sums into outputs in the caller's rows, and keeps their normalisers; the first
+/// `without_keys` rows become 0, whatever the query holds. See row_factors.
+inline HWY_NOINLINE void finish_rows(const HeadPlan& head, const QueryFeatures& features,
+                                     const Panels& sums, int64_t n, int64_t without_keys,
+                                     const float* own, const OutputElements& out, int64_t stride,
+                                     float* normalizer) {
+  HWY_ALIGN float factor[kChunk];
+  row_factors(head, features, n, without_keys, own, factor, normalizer);
   unpack_rows(sums, n, head.E, factor, out, stride);
   for (int64_t r = 0; r < without_keys; ++r) {
     zero_row(out + r * stride, head.E);

@@ -162,11 +162,13 @@ inline HWY_NOINLINE void add(const HeadPlan& head, const KeyState& other, const 
   }
 }
 
-/// Writes a state as c [M], z [M], S [M, E] without padding, and reads it back.
-inline HWY_NOINLINE void export_state(const HeadPlan& head, const KeyState& state, float* to) {
-  std::copy_n(state.c, head.M, to);
-  std::copy_n(state.z, head.M, to + head.M);
-  float* S = to + 2 * head.M;
+/// Writes a state as c [M], z [M], S [M, E] without padding, and reads it back. The state may be
+/// that of the features from `first` on, of M in all.
+inline HWY_NOINLINE void export_state(const HeadPlan& head, const KeyState& state, float* to,
+                                      int64_t first, int64_t M) {
+  std::copy_n(state.c, head.M, to + first);
+  std::copy_n(state.z, head.M, to + M + first);
+  float* S = to + 2 * M + first * head.E;
   for (int64_t f = 0; f < head.M; ++f) {
     for (int64_t e = 0; e < head.E; ++e) {
       S[f * head.E + e] = state.S.at(f, e / panel_width())[e % panel_width()];
@@ -174,12 +176,12 @@ inline HWY_NOINLINE void export_state(const HeadPlan& head, const KeyState& stat
   }
 }
 
-inline HWY_NOINLINE void import_state(const HeadPlan& head, const float* from,
-                                      const KeyState& state) {
+inline HWY_NOINLINE void import_state(const HeadPlan& head, const float* from, int64_t first,
+                                      int64_t M, const KeyState& state) {
   state.clear(head);
-  std::copy_n(from, head.M, state.c);
-  std::copy_n(from + head.M, head.M, state.z);
-  pack_rows(from + 2 * head.M, head.E, head.M, head.E, 1.0f, nullptr, state.S);
+  std::copy_n(from + first, head.M, state.c);
+  std::copy_n(from + M + first, head.M, state.z);
+  pack_rows(from + 2 * M + first * head.E, head.E, head.M, head.E, 1.0f, nullptr, state.S);
 }
 
 }  // namespace HWY_NAMESPACE
