@@ -28,6 +28,7 @@ class FavorBench : public testing::Test {
         << "# a comment\n"
         << "tiny op=bidirectional,causal map=positive,relu,relu-identity,relu-hadamard "
            "threads=1,2 H=2 L=70 S=75 D=8 E=12 M=20\n"
+        << "cycle op=bidirectional,causal map=positive H=1 L=90 D=8 E=4 M=16 period=30\n"
         << "step op=decode_step map=positive,positive-hadamard H=2 L=9 D=8 E=8 M=16\n";
   }
   void TearDown() override { fs::remove_all(folder_); }
@@ -63,8 +64,9 @@ class FavorBench : public testing::Test {
 TEST_F(FavorBench, WritesEveryKeyOfEveryMeasurement) {
   ASSERT_EQ(run(""), 0) << text("err");
   const std::vector<json> lines = records();
-  // 2 operations, 4 maps, 2 passes, 2 numbers of threads; and decode_step with 2 maps.
-  ASSERT_EQ(lines.size(), 2u * 4 * 2 * 2 + 2) << text("out");
+  // 2 operations, 4 maps, 2 passes, 2 numbers of threads; 2 operations and 2 passes of inputs that
+  // repeat; and decode_step with 2 maps.
+  ASSERT_EQ(lines.size(), 2u * 4 * 2 * 2 + 2 * 2 + 2) << text("out");
   std::set<std::string> kinds, matrices;
   for (const json& line : lines) {
     for (const char* key : {"op", "pass", "feature_map", "isa", "dtype", "cpu", "compiler"}) {
@@ -83,7 +85,7 @@ TEST_F(FavorBench, WritesEveryKeyOfEveryMeasurement) {
                 line["gflops"].get<double>() / line["peak_gflops"].get<double>(), 1e-9);
     kinds.insert(line["op"].get<std::string>() + "/" + line["pass"].get<std::string>());
     matrices.insert(line.at("projection").get<std::string>());
-    if (line["op"] == "decode_step") continue;
+    if (line["name"] != "tiny") continue;
     const bool projected = line.at("projection") != "none";
     EXPECT_EQ(line["M"], projected ? 20 : 8);
     const double products = (70 + 75) * (projected ? 20 * (8 + 12) : 8 * 12) * 2.0 * 2;
@@ -101,6 +103,7 @@ TEST_F(FavorBench, RefusesToTimeAWrongKernel) {
   EXPECT_TRUE(records().empty());
   const std::string errors = text("err");
   for (const char* name : {"bidirectional/forward/positive/tiny", "causal/backward/relu/tiny",
+                           "bidirectional/backward/positive/cycle", "causal/forward/positive/cycle",
                            "decode_step/forward/positive/step"}) {
     EXPECT_NE(errors.find(name), std::string::npos) << name << " not in:\n" << errors;
   }
@@ -139,7 +142,12 @@ TEST_F(FavorBench, RefusesWrongArguments) {
   EXPECT_EQ(run("--filter '('"), 2);
   std::ofstream(path("shapes.txt"), std::ios::app) << "bad op=causal map=positive L=0\n";
   EXPECT_EQ(run(""), 1);
-  EXPECT_NE(text("err").find("shapes.txt:4: L is '0'"), std::string::npos) << text("err");
+  EXPECT_NE(text("err").find("shapes.txt:5: L is '0'"), std::string::npos) << text("err");
+  std::ofstream(path("shapes.txt")) << "bad op=causal map=positive L=90 period=40\n";
+  EXPECT_EQ(run(""), 1);
+  EXPECT_NE(text("err").find("shapes.txt:1: period is 40, expected a part of L = S"),
+            std::string::npos)
+      << text("err");
 }
 
 }  // namespace

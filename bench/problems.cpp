@@ -65,9 +65,9 @@ std::vector<std::string> split(const std::string& text) {
 
 void set_field(Shape& shape, const std::string& key, const std::string& value, int all_threads) {
   const std::map<std::string, int64_t*> sizes{
-      {"B", &shape.B}, {"H", &shape.H},           {"L", &shape.L},
-      {"S", &shape.S}, {"D", &shape.D},           {"E", &shape.E},
-      {"M", &shape.M}, {"window", &shape.window}, {"sinks", &shape.sinks}};
+      {"B", &shape.B},         {"H", &shape.H},          {"L", &shape.L}, {"S", &shape.S},
+      {"D", &shape.D},         {"E", &shape.E},          {"M", &shape.M}, {"window", &shape.window},
+      {"sinks", &shape.sinks}, {"period", &shape.period}};
   if (const auto size = sizes.find(key); size != sizes.end()) {
     *size->second = number<int64_t>(key, value);
   } else if (key == "norm") {
@@ -91,7 +91,7 @@ void set_field(Shape& shape, const std::string& key, const std::string& value, i
   } else {
     throw Error(message("key is '", key,
                         "', expected op, map, dtype, threads, B, H, L, S, D, E, M, window, "
-                        "sinks, norm"));
+                        "sinks, period, norm"));
   }
 }
 
@@ -111,10 +111,13 @@ Shape parse(const std::string& line, int all_threads) {
                   std::count(shape.ops.begin(), shape.ops.end(), Op::kDecodeStep) == 0,
               "dtype is ", to_string(shape.dtype), ", expected float32 (op decode_step)");
   FAVOR_CHECK(!shape.ops.empty() && !shape.maps.empty(), shape.name, " lacks op= or map=");
+  FAVOR_CHECK(shape.period == 0 || (shape.L == shape.S && shape.L % shape.period == 0 &&
+                                    shape.L > shape.period && shape.window == 0),
+              "period is ", shape.period, ", expected a part of L = S, and no window");
   const bool decodes = std::count(shape.ops.begin(), shape.ops.end(), Op::kDecodeStep) > 0;
   for (const Map& map : shape.maps) {
-    FAVOR_CHECK(!decodes || (!map.exact && shape.window == 0), shape.name,
-                " has op=decode_step, expected no map=exact and no window");
+    FAVOR_CHECK(!decodes || (!map.exact && shape.window == 0 && shape.period == 0), shape.name,
+                " has op=decode_step, expected no map=exact, no window and no period");
   }
   return shape;
 }

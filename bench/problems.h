@@ -36,6 +36,7 @@ struct Shape {
   std::string name;
   int64_t B = 1, H = 8, L = 1024, S = 0, D = 64, E = 64, M = 256;
   int64_t window = 0, sinks = 0;
+  int64_t period = 0;  ///< tokens after which the inputs repeat; 0: they do not
   double norm = 1;
   std::vector<Op> ops;
   std::vector<Map> maps;

@@ -23,8 +23,8 @@ void Tensor::fill(float value) const {
   std::fill_n(data.get(), size(), value);
 }
 
-std::vector<float> Tensor::last_head() const {
-  return std::vector<float>(data.get() + size() - L * D, data.get() + size());
+std::vector<float> Tensor::last_head(int64_t first) const {
+  return std::vector<float>(data.get() + size() - (L - first) * D, data.get() + size());
 }
 
 bool Tensor::is_finite() const {
@@ -43,6 +43,10 @@ Tensor random_tensor(uint64_t stream, const Shape& s, int64_t L, int64_t D, doub
   std::vector<float> values = test::random_normal(1, stream, tensor.size(), norm);
   test::round_to(s.dtype, values);
   std::copy(values.begin(), values.end(), tensor.data.get());
+  for (int64_t head = 0; head < s.B * s.H && s.period > 0; ++head) {
+    float* rows = tensor.data.get() + head * L * D;
+    for (int64_t t = s.period; t < L; t += s.period) std::copy_n(rows, s.period * D, rows + t * D);
+  }
   return tensor;
 }
 
@@ -92,8 +96,10 @@ test::Problem Inputs::last_head(Op op, Map map) const {
   test::Problem problem;
   test::Case& c = problem.spec;
   c.B = c.H = 1;
-  c.L = shape.L;
-  c.S = shape.S;
+  const int64_t copies = shape.period == 0 ? 0 : shape.L / shape.period - 1;
+  const bool weighted = copies > 0 && op == Op::kCausal;
+  c.L = copies == 0 ? shape.L : (weighted ? 2 : 1) * shape.period;
+  c.S = copies == 0 ? shape.S : c.L;
   c.D = shape.D;
   c.E = shape.E;
   c.M = shape.features(map);
@@ -105,10 +111,17 @@ test::Problem Inputs::last_head(Op op, Map map) const {
   c.projection = map.projected ? test::ProjectionUse::kShared : test::ProjectionUse::kNone;
   c.norm = shape.norm;
   c.element = shape.dtype;
-  problem.q = q.last_head();
-  problem.k = k.last_head();
-  problem.v = v.last_head();
-  problem.dout = dout.last_head();
+  problem.q = q.last_head(shape.L - c.L);
+  problem.k = k.last_head(shape.S - c.S);
+  problem.v = v.last_head(shape.S - c.S);
+  problem.dout = dout.last_head(shape.L - c.L);
+  if (weighted) {
+    c.weights = test::WeightKind::kShared;
+    problem.key_log_weight.assign(static_cast<size_t>(c.S), 0.0f);
+    std::fill_n(problem.key_log_weight.begin(), shape.period,
+                static_cast<float>(std::log(static_cast<double>(copies))));
+    std::fill_n(problem.dout.begin(), shape.period * shape.E, 0.0f);
+  }
   c.structured = map.structured;
   if (map.projected) problem.projection = map.structured ? structured.to_dense() : projection;
   return problem;
@@ -265,11 +278,18 @@ double Workload::error_ratio(Pass pass, const test::Judge& judge, float perturba
   const auto check = [&](const Tensor& result, const test::ErrorSize& naive,
                          const std::vector<double>& truth, const std::vector<double>& terms,
                          double extra) {
-    std::vector<float> head = result.last_head();
+    const int64_t period = inputs_.shape.period;
+    std::vector<float> head = result.last_head(period == 0 ? 0 : result.L - period);
     head[head.size() / 2] += perturbation;
-    const double ratio = result.is_finite()
-                             ? test::error_ratio(head, naive, truth, terms, extra).ratio
-                             : std::numeric_limits<double>::infinity();
+    const auto same_rows = [&](const std::vector<double>& x) {
+      return x.empty()
+                 ? x
+                 : std::vector<double>(x.end() - static_cast<ptrdiff_t>(head.size()), x.end());
+    };
+    const double ratio =
+        result.is_finite()
+            ? test::error_ratio(head, naive, same_rows(truth), same_rows(terms), extra).ratio
+            : std::numeric_limits<double>::infinity();
     // Written so that a ratio which is no number stays, and fails.
     if (!(ratio <= largest)) largest = ratio;
   };

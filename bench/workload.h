@@ -24,7 +24,8 @@ struct Tensor {
   View4<float> view() const { return contiguous_view(data.get(), B, H, L, D); }
   int64_t size() const { return B * H * L * D; }
   void fill(float value) const;
-  std::vector<float> last_head() const;
+  /// Rows [first, L) of the last head.
+  std::vector<float> last_head(int64_t first = 0) const;
   bool is_finite() const;
   uint64_t hash() const;
 
@@ -36,7 +37,10 @@ struct Tensor {
 struct Inputs {
   explicit Inputs(const Shape& shape);
 
-  /// The last head of the last item as a problem of its own, for the reference.
+  /// The last head of the last item as a problem of its own, for the reference. Of inputs that
+  /// repeat, a problem whose last period has the same results: bidirectional one period, since
+  /// copies of a key share its weight; causal two, where the first one's keys stand for all their
+  /// copies before the last period, and its queries take no part.
   test::Problem last_head(Op op, Map map) const;
 
   Shape shape;
@@ -64,8 +68,9 @@ class Workload {
   /// all L tokens.
   void run(Pass pass);
 
-  /// Error ratio of the last head's results (at most 1 is right) after `perturbation` was added to
-  /// one of their elements; infinite if any head has a result that is not finite.
+  /// Error ratio of the last head's results, of its last period if the inputs repeat (at most 1 is
+  /// right), after `perturbation` was added to one of their elements; infinite if any head has a
+  /// result that is not finite.
   double error_ratio(Pass pass, const test::Judge& judge, float perturbation);
 
   /// Changes with any bit of the results.
