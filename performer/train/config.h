@@ -69,6 +69,7 @@ struct RunConfig {
   std::string resume;     ///< `auto`, or a checkpoint of this run
   bool force = false;     ///< replace an existing run
   bool quiet = false;
+  bool tensorboard = true;  ///< event files beside metrics.jsonl
 };
 
 struct TrainConfig {

@@ -310,6 +310,8 @@ std::vector<Field> make_fields() {
   list.add("dtype", kFixed, PERFORMER_FIELD(run.dtype), "float32");
   list.add("init_from", kFixed, PERFORMER_FIELD(run.init_from),
            "run, checkpoint or model to take the weights from");
+  list.add("tensorboard", kFree, PERFORMER_FIELD(run.tensorboard),
+           "write event files for TensorBoard into tensorboard/");
   list.add("resume", kCall, PERFORMER_FIELD(run.resume),
            "auto, or a checkpoint of this run to continue bit for bit");
   list.add("force", kCall, PERFORMER_FIELD(run.force), "replace an existing run");

@@ -9,6 +9,8 @@
 #include <fstream>
 #include <sstream>
 
+#include "performer/train/run_log.h"
+
 namespace performer {
 namespace {
 
@@ -76,6 +78,42 @@ TEST(EventFile, NamesAFolderThatIsNotThere) {
               std::string::npos);
     EXPECT_NE(std::string(error.what()).find("cannot be created"), std::string::npos);
   }
+}
+
+std::vector<std::string> event_files(const fs::path& run) {
+  std::vector<std::string> paths;
+  std::error_code missing;
+  for (const auto& entry : fs::directory_iterator(run / "tensorboard", missing)) {
+    paths.push_back(entry.path().string());
+  }
+  return paths;
+}
+
+TEST(RunLog, KeepsEventFilesOfTheRunThatGoesOn) {
+  const fs::path run =
+      fs::temp_directory_path() / ("performer-run-log-" + std::to_string(::getpid()));
+  fs::create_directories(run);
+  {
+    RunLog log(run.string(), -1, /*tensorboard=*/true);
+    log.write(TrainMetrics{1, 10, 2.5, 0.1, 1, 5, 2, 100});
+    log.write(EvalMetrics{1, "valid", {4, 2.5, 12.2, 0.1}, {4, 3, 20, 0.05}});
+  }
+  ASSERT_EQ(event_files(run).size(), 1u);
+  const std::vector<std::string> records = records_of(event_files(run)[0]);
+  ASSERT_EQ(records.size(), 3u);
+  for (const char* tag : {"train/loss", "train/lr", "train/grad_norm", "train/tokens_per_s"}) {
+    EXPECT_NE(records[1].find(tag), std::string::npos) << tag;
+  }
+  EXPECT_NE(records[2].find("valid/perplexity"), std::string::npos);
+  RunLog(run.string(), 1, /*tensorboard=*/true);
+  EXPECT_EQ(event_files(run).size(), 2u);
+  RunLog(run.string(), 1, /*tensorboard=*/false);
+  EXPECT_EQ(event_files(run).size(), 2u);
+  RunLog(run.string(), -1, /*tensorboard=*/false);
+  EXPECT_EQ(event_files(run).size(), 0u);
+  std::ofstream(run / "tensorboard") << "a file";
+  EXPECT_THROW(RunLog(run.string(), 0, true), std::runtime_error);
+  fs::remove_all(run);
 }
 
 }  // namespace

@@ -20,6 +20,7 @@
 #include "performer/train/checkpoint.h"
 #include "performer/train/evaluate.h"
 #include "performer/train/run_folder.h"
+#include "performer/train/run_log.h"
 #include "performer/train/schedule.h"
 
 namespace performer {
@@ -135,9 +136,8 @@ class Trainer {
   }
 
   TrainResult run(bool resumed) {
-    MetricsFile metrics((fs::path(config_.run.out) / "metrics.jsonl").string(),
-                        resumed ? state_.step : -1);
-    metrics_ = &metrics;
+    RunLog log(config_.run.out, resumed ? state_.step : -1, config_.run.tensorboard);
+    log_ = &log;
     start_ = Clock::now();
     earlier_s_ = state_.elapsed_s;
     const int64_t first_tokens = state_.tokens;
@@ -214,7 +214,7 @@ class Trainer {
         state_.step % redraw == 0) {
       model_->redraw(++state_.redraw_index);
     }
-    if (state_.step % config_.run.log_interval == 0) log();
+    if (state_.step % config_.run.log_interval == 0) log_step();
   }
 
   [[noreturn]] void stop_not_finite(const std::string& what, double value, int64_t step) const {
@@ -235,7 +235,7 @@ class Trainer {
     }
   }
 
-  void log() {
+  void log_step() {
     TrainMetrics metrics;
     metrics.step = state_.step;
     metrics.tokens = state_.tokens;
@@ -246,7 +246,7 @@ class Trainer {
     metrics.peak_memory_bytes = peak_memory_bytes();
     const double window_s = std::max(seconds_since(window_start_), 1e-9);
     metrics.tokens_per_s = double(state_.tokens - window_first_token_) / window_s;
-    metrics_->write(to_line(metrics));
+    log_->write(metrics);
     progress_.update(metrics, progress(), metrics.elapsed_s);
     state_.window_loss = 0;
     state_.window_targets = 0;
@@ -277,7 +277,7 @@ class Trainer {
       }
       metrics.baseline = {baseline.num_targets, baseline.loss, baseline.perplexity,
                           baseline.accuracy};
-      metrics_->write(to_line(metrics));
+      log_->write(metrics);
       progress_.say(message(split, " at step ", state_.step, ": perplexity ",
                             metrics.model.perplexity, " (baseline ", metrics.baseline.perplexity,
                             "), accuracy ", 100 * metrics.model.accuracy, " % (baseline ",
@@ -340,7 +340,7 @@ class Trainer {
   EmpiricalBaseline baseline_;
   LanguageModel model_;
   torch::optim::AdamW optimizer_;
-  MetricsFile* metrics_ = nullptr;
+  RunLog* log_ = nullptr;
   TrainResult result_;
   TrainerState state_;
   std::string last_checkpoint_;
