@@ -2,7 +2,7 @@
 # The commands of the project; scripts/ and CMakePresets.json do the work.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-random fuzz bench bench-accuracy bench-peers format lint clean
+.PHONY: help demo test test-random fuzz bench bench-accuracy bench-peers bench-train format lint clean
 
 # An interpreter with torch 2.11 or newer to use instead of installing torch into .venv.
 PERFORMER_PYTHON ?=
@@ -34,6 +34,9 @@ bench:  ## set up, build and run the benchmark of the kernels; writes build/benc
 
 bench-peers:  ## measure public packages beside the kernels (an hour; ARGS=--quick: ten minutes)
 	@scripts/bench_peers $(ARGS)
+
+bench-train:  ## measure training, encoding, generating beside performer-pytorch (ARGS=--quick)
+	@scripts/bench_train $(ARGS)
 
 bench-accuracy:  ## error of every map and matrix against exact attention; build/accuracy.jsonl
 	@scripts/setup --no-torch

@@ -25,6 +25,8 @@ constexpr Command kCommands[] = {
      "performer eval --model runs/demo", performer::cli::run_eval},
     {"generate", "sample sequences from a causal model",
      "performer generate --model runs/demo --count 3 --prompt MKT", performer::cli::run_generate},
+    {"bench", "measure how fast this machine trains, encodes or generates",
+     "performer bench --mode encode --length 8192 --dtype bfloat16", performer::cli::run_bench},
     {"report", "put the curves and results of runs on one HTML page",
      "performer report runs/favor runs/exact -o comparison.html", performer::cli::run_report},
     {"tokenize", "turn FASTA records into token ids",
@@ -46,8 +48,8 @@ std::string help_text() {
 int dispatch(const std::vector<std::string>& arguments) {
   if (arguments.empty()) {
     throw performer::cli::UsageError(
-        "no command given, expected one of info, train, eval, generate, report, "
-        "tokenize (performer --help)");
+        "no command given, expected one of info, train, eval, generate, bench, "
+        "report, tokenize (performer --help)");
   }
   const std::string& name = arguments.front();
   if (name == "--help" || name == "-h" || name == "help") {

@@ -128,7 +128,8 @@ void TrainConfig::check() const {
   at_least("keep_checkpoints", run.keep_checkpoints, int64_t{1});
   FAVOR_CHECK(run.threads >= 0 && run.threads <= 1024, "threads is ", run.threads,
               ", expected 0 (all cores) to 1024");
-  FAVOR_CHECK(run.dtype == "float32", "dtype is '", run.dtype, "', expected float32");
+  FAVOR_CHECK(run.dtype == "float32" || run.dtype == "bfloat16", "dtype is '", run.dtype,
+              "', expected float32 or bfloat16");
 }
 
 BatchOptions TrainConfig::batch_options() const {

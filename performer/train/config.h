@@ -62,12 +62,12 @@ struct RunConfig {
   int64_t save_interval = 500;   ///< steps between two checkpoints; 0 saves at the end only
   int64_t keep_checkpoints = 2;  ///< newest ones kept, beside the best
   uint64_t seed = 0;
-  int64_t threads = 0;  ///< 0: all cores
-  std::string dtype = "float32";
-  std::string init_from;  ///< run, checkpoint or model whose weights to start from
-  std::string out;        ///< folder of the run
-  std::string resume;     ///< `auto`, or a checkpoint of this run
-  bool force = false;     ///< replace an existing run
+  int64_t threads = 0;            ///< 0: all cores
+  std::string dtype = "float32";  ///< or bfloat16: Autocast in training steps
+  std::string init_from;          ///< run, checkpoint or model whose weights to start from
+  std::string out;                ///< folder of the run
+  std::string resume;             ///< `auto`, or a checkpoint of this run
+  bool force = false;             ///< replace an existing run
   bool quiet = false;
   bool tensorboard = true;  ///< event files beside metrics.jsonl
 };

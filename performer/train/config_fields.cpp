@@ -307,7 +307,8 @@ std::vector<Field> make_fields() {
            "newest checkpoints to keep, beside the best");
   list.add("seed", kFixed, PERFORMER_FIELD(run.seed), "of weights, order, dropout and matrices");
   list.add("threads", kFree, PERFORMER_FIELD(run.threads), "0: all cores");
-  list.add("dtype", kFixed, PERFORMER_FIELD(run.dtype), "float32");
+  list.add("dtype", kFixed, PERFORMER_FIELD(run.dtype),
+           "float32, or bfloat16 for products (weights, sums and evaluations stay float32)");
   list.add("init_from", kFixed, PERFORMER_FIELD(run.init_from),
            "run, checkpoint or model to take the weights from");
   list.add("tensorboard", kFree, PERFORMER_FIELD(run.tensorboard),

@@ -26,7 +26,7 @@ BatchTensors to_tensors(const Batch& batch, bool causal) {
 }
 
 torch::Tensor summed_loss(const torch::Tensor& logits, const torch::Tensor& targets) {
-  return torch::cross_entropy_loss(logits.flatten(0, 1), targets.flatten(), {},
+  return torch::cross_entropy_loss(logits.flatten(0, 1).to(torch::kFloat), targets.flatten(), {},
                                    torch::Reduction::Sum, /*ignore_index=*/-1);
 }
 

@@ -3,7 +3,6 @@
 
 #include <ATen/Parallel.h>
 #include <torch/nn/utils/clip_grad.h>
-#include <torch/optim/adamw.h>
 #include <torch/utils.h>
 
 #include <algorithm>
@@ -17,8 +16,10 @@
 
 #include "favor/check.h"
 #include "performer/data/atomic_file.h"
+#include "performer/nn/autocast.h"
 #include "performer/train/checkpoint.h"
 #include "performer/train/evaluate.h"
+#include "performer/train/optimizer.h"
 #include "performer/train/run_folder.h"
 #include "performer/train/run_log.h"
 #include "performer/train/schedule.h"
@@ -45,26 +46,6 @@ void set_rng_state(const std::vector<uint8_t>& bytes) {
   std::memcpy(state.data_ptr(), bytes.data(), bytes.size());
   at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
   generator.set_state(state);
-}
-
-// Matrices decay; biases, norms and the position table, whose scale matters, do not.
-torch::optim::AdamW make_optimizer(LanguageModel& model, const OptimizerConfig& config) {
-  std::vector<torch::Tensor> decayed;
-  std::vector<torch::Tensor> plain;
-  for (const auto& item : model->named_parameters()) {
-    const bool is_table = item.key().find("position") != std::string::npos;
-    (item.value().dim() >= 2 && !is_table ? decayed : plain).push_back(item.value());
-  }
-  const auto options = [&](double weight_decay) {
-    return std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions(config.lr)
-                                                            .betas({config.beta1, config.beta2})
-                                                            .eps(config.adam_eps)
-                                                            .weight_decay(weight_decay));
-  };
-  std::vector<torch::optim::OptimizerParamGroup> groups;
-  groups.emplace_back(decayed, options(config.weight_decay));
-  groups.emplace_back(plain, options(0));
-  return torch::optim::AdamW(groups, torch::optim::AdamWOptions(config.lr));
 }
 
 // A resumed run has its weights already: their first source may be gone.
@@ -192,8 +173,11 @@ class Trainer {
     double loss = 0;
     for (const Batch& batch : batches) {
       const BatchTensors tensors = to_tensors(batch, config_.model.causal);
-      const torch::Tensor summed =
-          summed_loss(model_->forward(tensors.tokens, tensors.layout), tensors.targets);
+      torch::Tensor summed;
+      {
+        const Autocast autocast(config_.run.dtype == "bfloat16");
+        summed = summed_loss(model_->forward(tensors.tokens, tensors.layout), tensors.targets);
+      }
       loss += summed.item<double>();
       if (!std::isfinite(loss)) stop_not_finite("loss", loss, state_.step + 1);
       (summed / double(num_targets)).backward();

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// `performer bench`: how fast this machine trains, encodes or generates, and with how much memory.
+#include <ATen/Parallel.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "cli/command.h"
+#include "favor/check.h"
+#include "performer/train/metrics.h"
+#include "performer/train/workload.h"
+
+namespace performer::cli {
+namespace {
+
+using favor::message;
+using nlohmann::ordered_json;
+
+struct Timing {
+  double wall_s = 0;
+  double cpu_s = 0;
+};
+
+double cpu_seconds() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return double(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+         1e-6 * double(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
+}
+
+Timing timed(Workload& work) {
+  const auto start = std::chrono::steady_clock::now();
+  const double cpu_before = cpu_seconds();
+  work.run();
+  const double cpu_after = cpu_seconds();
+  const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - start;
+  return {wall.count(), cpu_after - cpu_before};
+}
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + std::ptrdiff_t(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+int64_t resident_bytes() {
+  std::ifstream in("/proc/self/statm");
+  int64_t pages = 0, resident = 0;
+  in >> pages >> resident;
+  return resident * 4096;
+}
+
+void print_line(const ordered_json& object) {
+  std::printf("%s\n", object.dump().c_str());
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+int run_bench(const Command& command, const std::vector<std::string>& arguments) {
+  WorkOptions work;
+  work.model.ff_dim = 1024;
+  work.model.dropout = 0;
+  work.model.causal = false;
+  std::string mode = "train";
+  std::string attention = "favor";
+  std::string dtype = "float32";
+  int64_t threads = 0;
+  double min_time = 5;
+  bool stepwise = false;
+  Options options(command);
+  options.add("--mode", mode, "train, encode or generate");
+  options.add("--length", work.length,
+              "tokens per row; of generation, tokens already in the state");
+  options.add("--batch", work.batch, "rows");
+  options.add("--attention", attention, "favor or exact");
+  options.add("--causal", work.model.causal, "a decoder");
+  options.add("--dtype", dtype, "float32 or bfloat16 (autocast)");
+  options.add("--vocab-size", work.model.vocab_size, "tokens of the vocabulary");
+  options.add("--dim", work.model.dim, "width of the residual stream");
+  options.add("--num-layers", work.model.num_layers, "blocks");
+  options.add("--num-heads", work.model.num_heads, "attention heads");
+  options.add("--ff-dim", work.model.ff_dim, "hidden width of the feed-forward block");
+  options.add("--num-features", work.model.attention.num_features, "random features");
+  options.add("-t,--threads", threads, "0: all cores");
+  options.add("--min-time", min_time, "seconds to repeat for, at least 3 times");
+  options.add("--stepwise", stepwise,
+              "run once per line of standard input, until it ends: for measuring in turn with "
+              "another program");
+  if (!options.parse(arguments)) {
+    std::fputs(options.help().c_str(), stdout);
+    return 0;
+  }
+  try {
+    work.kind = work_kind_from_string(mode);
+    work.model.attention.method = attention_method_from_string(attention);
+    FAVOR_CHECK(dtype == "float32" || dtype == "bfloat16", "--dtype is '", dtype,
+                "', expected float32 or bfloat16");
+    FAVOR_CHECK(threads >= 0 && threads <= 1024, "--threads is ", threads,
+                ", expected 0 (all cores) to 1024");
+    FAVOR_CHECK(min_time >= 0, "--min-time is ", min_time, ", expected at least 0 seconds");
+    work.bfloat16 = dtype == "bfloat16";
+    work.model.causal = work.model.causal || work.kind == WorkKind::kGenerate;
+    work.model.positions = PositionKind::kSinusoidal;
+    work.check();
+  } catch (const favor::Error& error) {
+    throw UsageError(message("bench: ", error.what()));
+  }
+  if (threads > 0) at::set_num_threads(static_cast<int>(threads));
+  const int64_t idle_bytes = resident_bytes();
+  Workload workload(work);
+  workload.run();  // allocates and starts threads
+  std::vector<double> wall, cpu;
+  const auto repeat = [&] {
+    const Timing timing = timed(workload);
+    wall.push_back(timing.wall_s);
+    cpu.push_back(timing.cpu_s);
+  };
+  if (stepwise) {
+    print_line({{"ready", true}});
+    for (std::string line; std::getline(std::cin, line);) {
+      repeat();
+      print_line({{"wall_s", wall.back()}, {"cpu_s", cpu.back()}});
+    }
+    FAVOR_CHECK(!wall.empty(), "bench: standard input is empty, expected a line per repeat");
+  } else {
+    const auto start = std::chrono::steady_clock::now();
+    while (wall.size() < 3 ||
+           std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() <
+               min_time) {
+      repeat();
+    }
+  }
+  print_line({{"impl", attention == "favor" ? "performer" : "performer (exact)"},
+              {"mode", mode},
+              {"causal", work.model.causal},
+              {"dtype", dtype},
+              {"threads", at::get_num_threads()},
+              {"L", work.length},
+              {"batch", work.batch},
+              {"tokens_per_s", double(workload.tokens()) / median(wall)},
+              {"tokens_per_cpu_s", double(workload.tokens()) / median(cpu)},
+              {"peak_bytes", std::max<int64_t>(0, peak_memory_bytes() - idle_bytes)},
+              {"repeats", wall.size()}});
+  return 0;
+}
+
+}  // namespace performer::cli

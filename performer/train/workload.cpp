@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "performer/train/workload.h"
+
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "favor/check.h"
+#include "performer/models/models.h"
+#include "performer/nn/autocast.h"
+#include "performer/train/evaluate.h"
+#include "performer/train/optimizer.h"
+
+namespace performer {
+
+std::string to_string(WorkKind kind) {
+  switch (kind) {
+    case WorkKind::kTrain:
+      return "train";
+    case WorkKind::kEncode:
+      return "encode";
+    case WorkKind::kGenerate:
+      return "generate";
+  }
+  return "?";
+}
+
+WorkKind work_kind_from_string(std::string_view word) {
+  for (const WorkKind kind : {WorkKind::kTrain, WorkKind::kEncode, WorkKind::kGenerate}) {
+    if (word == to_string(kind)) return kind;
+  }
+  throw favor::Error(favor::message("mode is '", word, "', expected train, encode or generate"));
+}
+
+void WorkOptions::check() const {
+  model.check();
+  FAVOR_CHECK(length >= 1, "length is ", length, ", expected at least 1");
+  FAVOR_CHECK(batch >= 1, "batch is ", batch, ", expected at least 1");
+  FAVOR_CHECK(kind != WorkKind::kGenerate || model.causal,
+              "causal is false, expected true (to generate)");
+}
+
+struct Workload::Parts {
+  explicit Parts(const WorkOptions& given) : options(given), model(given.model) {}
+
+  WorkOptions options;
+  LanguageModel model;
+  std::optional<torch::optim::AdamW> optimizer;
+  torch::Tensor tokens;   // [batch, length], of generation [batch, 1]
+  torch::Tensor targets;  // likewise
+  DecoderState state;
+};
+
+Workload::Workload(const WorkOptions& options) {
+  options.check();
+  torch::manual_seed(0);
+  parts_ = std::make_unique<Parts>(options);
+  Parts& parts = *parts_;
+  const auto draw = [&](int64_t length) {
+    return torch::randint(options.model.vocab_size, {options.batch, length}, torch::kInt64);
+  };
+  const bool training = options.kind == WorkKind::kTrain;
+  parts.model->train(training);
+  if (training) parts.optimizer.emplace(make_optimizer(parts.model, OptimizerConfig()));
+  if (options.kind != WorkKind::kGenerate) {
+    parts.tokens = draw(options.length);
+    parts.targets = draw(options.length);
+    return;
+  }
+  const Autocast autocast(options.bfloat16);
+  // Pieces bound the memory of activations, whatever the length.
+  constexpr int64_t kPiece = 4096;
+  for (int64_t at = 0; at < options.length; at += kPiece) {
+    parts.model->decode(draw(std::min(kPiece, options.length - at)), parts.state);
+  }
+  parts.tokens = draw(1);
+}
+
+Workload::~Workload() = default;
+
+int64_t Workload::tokens() const {
+  return parts_->tokens.numel();
+}
+
+void Workload::run() {
+  Parts& parts = *parts_;
+  if (parts.options.kind == WorkKind::kTrain) {
+    parts.optimizer->zero_grad();
+    torch::Tensor loss;
+    {
+      const Autocast autocast(parts.options.bfloat16);
+      loss = summed_loss(parts.model->forward(parts.tokens), parts.targets);
+    }
+    (loss / double(tokens())).backward();
+    torch::nn::utils::clip_grad_norm_(parts.model->parameters(), 1.0);
+    parts.optimizer->step();
+    return;
+  }
+  const torch::NoGradGuard no_grad;
+  const Autocast autocast(parts.options.bfloat16);
+  if (parts.options.kind == WorkKind::kEncode) {
+    parts.model->forward(parts.tokens);
+  } else {
+    parts.model->decode(parts.tokens, parts.state);
+  }
+}
+
+}  // namespace performer
