@@ -129,7 +129,7 @@ std::vector<double> axis_marks(double low, double high, int most) {
     const double last = std::floor(high / step + 1e-9);
     if (last - first + 1 > most && factor < 20) continue;
     marks.clear();
-    for (double i = first; i <= last; ++i) marks.push_back(i * step);
+    for (double i = first; i <= last; ++i) marks.push_back(i * step + 0.0);  // -0 is 0
     if (!marks.empty()) return marks;
   }
   return {0.5 * (low + high)};
