@@ -77,29 +77,27 @@ struct KeySweep {
   void run(const Plan<float>& plan, const HeadPlan& head, const Item& item, int64_t begin,
            int64_t end, const KeyState& state) const {
     const int64_t NR = panel_width();
-    const int64_t panels = num_panels(head.M);
     for (int64_t j = begin; j < end; j += kChunk) {
       const int64_t n = std::min(kChunk, end - j);
       const NextRows next(j + n, end, kChunk);
+      const Lines lines[] = {{plan.k, item.b, item.g, next.first, next.last},
+                             {plan.v, item.b, item.g, next.first, next.last}};
+      PrefetchJob job(lines);
       keys.load(plan, head, item, j, n);
-      chunk_key_features(
-          head, keys, n, state.c, features, Panels{nullptr, 0}, sums, buffer,
-          [&](int64_t panel) {
-            prefetch_rows(plan.k, item.b, item.g, next.first, next.last, panel, panels);
-            prefetch_rows(plan.v, item.b, item.g, next.first, next.last, panel, panels);
-          },
-          [&](int64_t panel, const float* factor) {
-            const int64_t f = panel * NR;
-            const int64_t rows = std::min(NR, head.M - f);
-            scale_rows(state.S, head.E, f, rows, factor);
-            for (int64_t i = 0; i < rows; ++i) {
-              state.z[f + i] *= factor[i];
-            }
-          });
+      chunk_key_features(head, keys, n, state.c, features, Panels{nullptr, 0}, sums, buffer,
+                         [&](int64_t panel, const float* factor) {
+                           const int64_t f = panel * NR;
+                           const int64_t rows = std::min(NR, head.M - f);
+                           scale_rows(state.S, head.E, f, rows, factor);
+                           for (int64_t i = 0; i < rows; ++i) {
+                             state.z[f + i] *= factor[i];
+                           }
+                         });
       for (int64_t f = 0; f < head.M; ++f) {
         state.z[f] += sums[f];
       }
-      multiply_transposed(features, keys.values, state.S, state.S, head.M, num_panels(head.E), n);
+      multiply_transposed(features, keys.values, state.S, state.S, head.M, num_panels(head.E), n,
+                          job);
     }
   }
 };

@@ -46,23 +46,24 @@ struct QueryGradientSweep {
     for (int64_t i = block.begin; i < block.end; i += kChunk) {
       const int64_t n = std::min(kChunk, block.end - i);
       const NextRows next(i + n, block.end, kChunk);
+      const Lines lines[] = {{plan.q, item.b, h, next.first, next.last},
+                             {dout, item.b, h, next.first, next.last},
+                             {out, item.b, h, next.first, next.last},
+                             {dq, item.b, h, i, i + n}};
+      PrefetchJob job(lines);
       rows.load(plan, head, item.b, h, i, n, out, dout, normalizer, buffer);
       rows.settle(head, n, state.c[0], nullptr);
       float* totals = clear_query_row_sums(head, n, row_sums);
       for (int64_t panel = 0; panel < panels; ++panel) {
         const int64_t f = panel * NR;
-        prefetch_rows(plan.q, item.b, h, next.first, next.last, panel, panels);
-        prefetch_rows(out, item.b, h, next.first, next.last, panel, panels);
-        prefetch_rows(dout, item.b, h, next.first, next.last, panel, panels);
-        prefetch_rows(dq, item.b, h, i, i + n, panel, panels);
         normalized_query_features(head, f, project(head, head.query, rows.tokens, n, panel, buffer),
                                   state.c + f, rows.norm, rows.offset, rows.floor, n,
                                   features.at(0, panel), buffer);
-        multiply<false>(rows.dout, S, dlogits, 0, n, panel, panel + 1, head.E);
+        multiply<false>(rows.dout, S, dlogits, 0, n, panel, panel + 1, head.E, job);
         query_logit_gradients(head, features.at(0, panel), buffer, rows, n, state.z + f,
                               dlogits.at(0, panel), sums.z + f, totals);
       }
-      multiply_transposed(features, rows.dout, sums.S, sums.S, head.M, num_panels(head.E), n);
+      multiply_transposed(features, rows.dout, sums.S, sums.S, head.M, num_panels(head.E), n, job);
       token_gradients(head, head.query, dlogits, n, rows.tokens, totals, product,
                       dq.row(item.b, h, i), dq.strides[2]);
     }
@@ -103,26 +104,27 @@ struct KeyGradientSweep {
     for (int64_t j = block.begin; j < block.end; j += kChunk) {
       const int64_t n = std::min(kChunk, block.end - j);
       const NextRows next(j + n, block.end, kChunk);
+      const Lines lines[] = {{plan.k, item.b, item.g, next.first, next.last},
+                             {plan.v, item.b, item.g, next.first, next.last},
+                             {dv, item.b, item.g, j, j + n},
+                             {dk, item.b, item.g, j, j + n}};
+      PrefetchJob job(lines);
       keys.load(plan, head, item, j, n);
       weigh_keys(head, keys, n, state.c);
       std::fill_n(row_sums, n * panel_width() / 2, 0.0f);
       for (int64_t panel = 0; panel < panels; ++panel) {
         const int64_t f = panel * NR;
-        prefetch_rows(plan.k, item.b, item.g, next.first, next.last, panel, panels);
-        prefetch_rows(plan.v, item.b, item.g, next.first, next.last, panel, panels);
-        prefetch_rows(dk, item.b, item.g, j, j + n, panel, panels);
-        prefetch_rows(dv, item.b, item.g, j, j + n, panel, panels);
         const float* u = project(head, head.key, keys.tokens, n, panel, buffer);
         if (head.log_linear) {
           exponential_keys(head, u, keys, n, state.c + f, features.at(0, panel), buffer, unused);
         } else {
           value_features(head, f, u, keys.weight, n, features.at(0, panel), buffer, unused);
         }
-        multiply<false>(keys.values, R, dlogits, 0, n, panel, panel + 1, head.E);
+        multiply<false>(keys.values, R, dlogits, 0, n, panel, panel + 1, head.E, job);
         key_logit_gradients(head, features.at(0, panel), buffer, keys, n, sums.z + f,
                             dlogits.at(0, panel), row_sums);
       }
-      multiply<false>(features, sums.S, product, 0, n, 0, num_panels(head.E), head.M);
+      multiply<false>(features, sums.S, product, 0, n, 0, num_panels(head.E), head.M, job);
       unpack_rows(product, n, head.E, ones, dv.row(item.b, item.g, j), dv.strides[2]);
       token_gradients(head, head.key, dlogits, n, keys.tokens, row_sums, product,
                       dk.row(item.b, item.g, j), dk.strides[2]);

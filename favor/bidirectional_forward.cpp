@@ -37,15 +37,15 @@ struct QuerySweep {
     for (int64_t i = block.begin; i < block.end; i += kChunk) {
       const int64_t n = std::min(kChunk, block.end - i);
       const NextRows next(i + n, block.end, kChunk);
+      const Lines lines[] = {{result, item.b, h, i, i + n},
+                             {plan.q, item.b, h, next.first, next.last}};
+      PrefetchJob job(lines);
       const InputElements q = plan.q.row(item.b, h, i);
       pack_rows(q, plan.q.strides[2], n, head.D, head.token_scale, nullptr, tokens);
       query_offsets(head, q, plan.q.strides[2], n, nullptr, tokens, buffer, features.offset,
                     features.floor);
-      query_features(head, tokens, n, state.c, state.z, buffer, features, [&](int64_t panel) {
-        prefetch_rows(plan.q, item.b, h, next.first, next.last, panel, num_panels(head.M));
-        prefetch_rows(result, item.b, h, i, i + n, panel, num_panels(head.M));
-      });
-      multiply<false>(features.features, state.S, out, 0, n, 0, num_panels(head.E), head.M);
+      query_features(head, tokens, n, state.c, state.z, buffer, features);
+      multiply<false>(features.features, state.S, out, 0, n, 0, num_panels(head.E), head.M, job);
       finish_rows(head, features, out, n, has_keys ? 0 : n, nullptr, result.row(item.b, h, i),
                   result.strides[2], normalizer == nullptr ? nullptr : normalizer + i);
     }

@@ -30,12 +30,16 @@ namespace {
 /// when the forward pass halved none of its chunks; otherwise it is walked in groups.
 constexpr int64_t kHeldChunks = kStateInterval / kCausalChunk;
 
+/// Lines asked for at each step of a product: a chunk's rows and features are more than the steps
+/// of the products that take them along.
+constexpr int kLinesPerStep = 4;
+
 /// Tokens [begin, end) of a segment.
 struct Range {
   int64_t begin, end;
 };
 
-/// The state before a chunk, features in columns.
+/// The state before a chunk or the sums over later queries, features in columns.
 struct WalkedState {
   Panels S;  ///< [E, M]
   float* z;  ///< [M] padded
@@ -45,6 +49,15 @@ struct WalkedState {
     S = {layout.take(panel_floats(head.E, head.M)), head.E};
     z = layout.take(num_panels(head.M) * panel_width());
     c = layout.take(num_panels(head.M) * panel_width());
+  }
+
+  /// Multiplies what belongs to a panel's features by factor[0 .. NR).
+  void scale(const HeadPlan& head, int64_t panel, const float* factor) const {
+    const int64_t NR = panel_width();
+    scale_columns(S, head.E, panel, factor);
+    for (int64_t i = 0; i < NR; ++i) {
+      z[panel * NR + i] *= factor[i];
+    }
   }
 };
 
@@ -182,15 +195,14 @@ class CausalBackward {
     // Columns beyond M and beyond a chunk are read by whole vectors, so they must be finite.
     std::fill_n(features_transposed_.data, panel_floats(head_.M, kCausalChunk), 0.0f);
     std::fill_n(values_transposed_.data, panel_floats(head_.E, kCausalChunk), 0.0f);
-    std::fill_n(sums_transposed_.data, panel_floats(head_.E, head_.M), 0.0f);
-    sums_.clear(head_);
-    std::fill_n(sums_c_, head_.M, -kNoKey);
+    std::fill_n(sums_.S.data, panel_floats(head_.E, head_.M), 0.0f);
+    std::fill_n(sums_.z, panels_ * panel_width(), 0.0f);
+    std::fill_n(sums_.c, panels_ * panel_width(), -kNoKey);
   }
 
   void place(ScratchLayout& layout) {
     loaded_.place(layout, head_);
     sums_.place(layout, head_);
-    sums_c_ = layout.take(panels_ * panel_width());
     state_.place(layout, head_);
     for (HeldChunk& held : held_) {
       held.place(layout, head_);
@@ -200,13 +212,14 @@ class CausalBackward {
     values_transposed_ = {layout.take(panel_floats(head_.E, kCausalChunk)), head_.E};
     features_transposed_ = {layout.take(panel_floats(head_.M, kCausalChunk)), head_.M};
     dlogits_ = {layout.take(panel_floats(kCausalChunk, head_.M)), kCausalChunk};
-    sums_transposed_ = {layout.take(panel_floats(head_.E, head_.M)), head_.E};
+    dv_transposed_ = {layout.take(panel_floats(head_.E, kCausalChunk)), head_.E};
     scores_ = {layout.take(panel_floats(kCausalChunk, kCausalChunk)), kCausalChunk};
     product_ = {layout.take(panel_floats(kCausalChunk, std::max(head_.D, head_.E))), kCausalChunk};
     z_added_ = layout.take(panels_ * panel_width());
     row_sums_ = layout.take(kCausalChunk * panel_width() / 2);
     buffer_ = layout.take(logit_floats(head_));
     own_ = layout.take(kCausalChunk);
+    shift_ = layout.take(panels_ * panel_width());
   }
 
   /// Sets state_ to the state before token t of the segment, a multiple of kStateInterval: what the
@@ -229,10 +242,11 @@ class CausalBackward {
 
   /// Absorbs the keys of chunks whose queries are not of interest.
   void walk_keys(std::span<const Range> chunks) {
+    NoJob job;
     for (const Range& chunk : chunks) {
       load_keys(chunk);
       chunk_features(num_keys(chunk), held_[0]);
-      absorb(num_keys(chunk), held_[0].key_features);
+      absorb(num_keys(chunk), held_[0].key_features, job);
     }
   }
 
@@ -270,31 +284,26 @@ class CausalBackward {
   /// Brings state_ to stabilisers that hold for the chunk, whose loaded keys get their features.
   /// z_added_ receives what the chunk adds to z.
   void chunk_features(int64_t n, const HeldChunk& held) const {
-    const int64_t NR = panel_width();
     chunk_key_features(
         head_, keys_, n, state_.c, held.key_features, held.key_slopes, z_added_, buffer_,
-        [](int64_t) {},
-        [&](int64_t panel, const float* factor) {
-          const int64_t f = panel * NR;
-          scale_columns(state_.S, head_.E, panel, factor);
-          for (int64_t i = 0; i < NR; ++i) {
-            state_.z[f + i] *= factor[i];
-          }
-        });
+        [&](int64_t panel, const float* factor) { state_.scale(head_, panel, factor); });
   }
 
   /// Adds the chunk, whose features are known, to state_.
-  void absorb(int64_t n, const Panels& features) {
+  template <class Job>
+  void absorb(int64_t n, const Panels& features, Job& job) const {
     for (int64_t f = 0; f < head_.M; ++f) {
       state_.z[f] += z_added_[f];
     }
-    multiply_transposed(keys_.values, features, state_.S, state_.S, head_.E, panels_, n);
+    multiply_transposed(keys_.values, features, state_.S, state_.S, head_.E, panels_, n, job);
   }
 
   /// The forward walk over one chunk: dq, and what the reverse walk needs. `later` is where the
   /// next chunk will be held, or null.
   void walk_forward(const Range& chunk, HeldChunk& held, const HeldChunk* later) {
     const int64_t keys = num_keys(chunk);
+    ask_for_forward(chunk, later);
+    PrefetchJob job(lines_, kLinesPerStep);
     load_keys(chunk);
     own_stabilisers(head_, keys_, chunk.end - chunk.begin, keys, state_.c[0], own_);
     chunk_features(keys, held);
@@ -302,13 +311,13 @@ class CausalBackward {
     transpose(keys_.values, keys, head_.E, values_transposed_);
     for (int64_t h = item_.first_head; h < item_.last_head; ++h) {
       const auto index = static_cast<size_t>(h - item_.first_head);
-      query_gradients(h, chunk, keys, held.key_features, held.queries[index], later);
+      query_gradients(h, chunk, keys, held.key_features, held.queries[index], job);
     }
-    absorb(keys, held.key_features);
+    absorb(keys, held.key_features, job);
   }
 
   void query_gradients(int64_t h, const Range& chunk, int64_t keys, const Panels& key_features,
-                       HeldQueries& held, const HeldChunk* later) {
+                       HeldQueries& held, PrefetchJob& job) {
     const int64_t NR = panel_width();
     const int64_t queries = chunk.end - chunk.begin;
     const int64_t i = item_.segment.q_begin + chunk.begin;
@@ -321,24 +330,27 @@ class CausalBackward {
     make_lower(held.dscores, queries, keys, rows_.delta, nullptr);
     multiply_lower(held.dscores, key_features, dlogits_, queries, keys, panels_);
     float* totals = clear_query_row_sums(head_, queries, row_sums_);
+    const bool woven = can_weave(head_, head_.query);
+    if (woven) {
+      query_shift(head_, state_.c, shift_);
+    }
+    NormalizedQueryJob exponentials{RowWalk(held.features, queries), rows_.norm, shift_};
     for (int64_t panel = 0; panel < panels_; ++panel) {
       const int64_t f = panel * NR;
       float* features = held.features.at(0, panel);
-      if (is_cut_) {
-        prefetch_panels(rows_of(gradients_.dq, h - item_.first_head, chunk), queries, head_.D,
-                        panel, panels_);
+      if (woven) {
+        project_panel(head_.query.matrix.columns, rows_.tokens, head_.D, queries, panel,
+                      held.features, job);
+        exponentials.walk.ready = queries;
+        multiply<true>(rows_.dout, state_.S, dlogits_, 0, queries, panel, panel + 1, head_.E,
+                       exponentials);
+        finish_job(exponentials);
       } else {
-        prefetch_rows(dq_, item_.b, h, i, i + queries, panel, panels_);
+        const float* u = project(head_, head_.query, rows_.tokens, queries, panel, buffer_);
+        normalized_query_features(head_, f, u, state_.c + f, rows_.norm, rows_.offset, rows_.floor,
+                                  queries, features, buffer_);
+        multiply<true>(rows_.dout, state_.S, dlogits_, 0, queries, panel, panel + 1, head_.E, job);
       }
-      if (later != nullptr) {
-        prefetch(later->key_features.at(0, panel), kCausalChunk * NR);
-        prefetch(later->queries[0].features.at(0, panel), kCausalChunk * NR);
-        prefetch_inputs(chunk.end, true, panel);
-      }
-      const float* u = project(head_, head_.query, rows_.tokens, queries, panel, buffer_);
-      normalized_query_features(head_, f, u, state_.c + f, rows_.norm, rows_.offset, rows_.floor,
-                                queries, features, buffer_);
-      multiply<true>(rows_.dout, state_.S, dlogits_, 0, queries, panel, panel + 1, head_.E);
       query_logit_gradients(head_, features, buffer_, rows_, queries, state_.z + f,
                             dlogits_.at(0, panel), held.dz + f, totals);
     }
@@ -373,15 +385,21 @@ class CausalBackward {
   }
 
   /// Brings the sums over later queries to the stabilisers of an earlier chunk.
-  void lower_sums(const float* c) {
-    for (int64_t f = 0; f < head_.M; ++f) {
-      if (c[f] == sums_c_[f]) {
+  void lower_sums(const float* c) const {
+    const FloatTag d;
+    const int64_t NR = panel_width();
+    HWY_ALIGN float factor[kChunk];
+    for (int64_t panel = 0; panel < panels_; ++panel) {
+      const int64_t f = panel * NR;
+      if (std::equal(c + f, c + f + NR, sums_.c + f)) {
         continue;
       }
-      const float factor = std::exp2(c[f] - sums_c_[f]);
-      scale_rows(sums_.S, head_.E, f, 1, &factor);
-      sums_.z[f] *= factor;
-      sums_c_[f] = c[f];
+      for (int64_t i = 0; i < NR; i += NR / 2) {
+        const Vector fall = hn::Sub(hn::LoadU(d, c + f + i), hn::LoadU(d, sums_.c + f + i));
+        hn::StoreU(exp2(fall), d, factor + i);
+      }
+      sums_.scale(head_, panel, factor);
+      std::copy_n(c + f, NR, sums_.c + f);
     }
   }
 
@@ -396,11 +414,13 @@ class CausalBackward {
   void walk_back(const Range& chunk, const HeldChunk& held, const HeldChunk* earlier) {
     const int64_t queries = chunk.end - chunk.begin;
     const int64_t keys = num_keys(chunk);
+    ask_for_back(chunk, keys, earlier);
+    PrefetchJob job(lines_, kLinesPerStep);
     lower_sums(held.c);
     if (keys > 0) {
       load_keys(chunk);
       weigh_keys(head_, keys_, keys, held.c);
-      key_gradients(chunk, held, earlier, queries, keys);
+      key_gradients(chunk, held, queries, keys, job);
     }
     for (int64_t h = item_.first_head; h < item_.last_head; ++h) {
       const HeldQueries& rows = held.queries[static_cast<size_t>(h - item_.first_head)];
@@ -410,17 +430,18 @@ class CausalBackward {
       for (int64_t f = 0; f < panels_ * panel_width(); ++f) {
         sums_.z[f] += rows.dz[f];
       }
-      multiply_transposed(rows.features, rows_.dout, sums_.S, sums_.S, head_.M, num_panels(head_.E),
-                          queries);
+      multiply_transposed(rows_.dout, rows.features, sums_.S, sums_.S, head_.E, panels_, queries,
+                          job);
     }
   }
 
-  void key_gradients(const Range& chunk, const HeldChunk& held, const HeldChunk* earlier,
-                     int64_t queries, int64_t keys) {
+  void key_gradients(const Range& chunk, const HeldChunk& held, int64_t queries, int64_t keys,
+                     PrefetchJob& job) {
     const int64_t NR = panel_width();
     const int64_t j = item_.segment.k_begin + chunk.begin;
     transpose(held.key_features, keys, head_.M, features_transposed_);
-    transpose(sums_.S, head_.M, head_.E, sums_transposed_);
+    multiply<false>(sums_.S, features_transposed_, dv_transposed_, 0, head_.E, 0, num_panels(keys),
+                    head_.M, job);
     const Panels dv = is_cut_ ? rows_of(gradients_.dv, 0, chunk) : product_;
     for (int64_t h = item_.first_head; h < item_.last_head; ++h) {
       const HeldQueries& rows = held.queries[static_cast<size_t>(h - item_.first_head)];
@@ -430,27 +451,15 @@ class CausalBackward {
       make_lower(scores_, queries, keys, nullptr, nullptr);
       multiply_lower_transposed(rows.dscores, rows.features, dlogits_, queries, keys, panels_,
                                 accumulate);
-      multiply_lower_transposed(scores_, rows_.dout, dv, queries, keys, num_panels(head_.E),
-                                accumulate);
+      add_transposed_lower(rows_.dout, scores_, dv_transposed_, head_.E, queries, keys);
     }
     std::fill_n(row_sums_, keys * NR / 2, 0.0f);
     for (int64_t panel = 0; panel < panels_; ++panel) {
-      if (is_cut_) {
-        prefetch_panels(rows_of(gradients_.dk, 0, chunk), keys, head_.D, panel, panels_);
-      } else {
-        prefetch_rows(dk_, item_.b, item_.g, j, j + keys, panel, panels_);
-        prefetch_rows(dv_, item_.b, item_.g, j, j + keys, panel, panels_);
-      }
-      if (earlier != nullptr) {
-        prefetch_inputs(chunk.begin - kCausalChunk, false, panel);
-        prefetch<const float>(earlier->key_features.at(0, panel), kCausalChunk * NR);
-        prefetch<const float>(earlier->queries[0].features.at(0, panel), kCausalChunk * NR);
-      }
-      multiply<true>(keys_.values, sums_transposed_, dlogits_, 0, keys, panel, panel + 1, head_.E);
+      multiply<true>(keys_.values, sums_.S, dlogits_, 0, keys, panel, panel + 1, head_.E, job);
       key_logit_gradients(head_, held.key_features.at(0, panel), held.key_slopes.at(0, panel),
                           keys_, keys, sums_.z + panel * NR, dlogits_.at(0, panel), row_sums_);
     }
-    multiply<true>(held.key_features, sums_.S, dv, 0, keys, 0, num_panels(head_.E), head_.M);
+    transpose(dv_transposed_, head_.E, keys, dv);
     if (is_cut_) {
       token_gradient_panels(head_, head_.key, dlogits_, keys, keys_.tokens, row_sums_,
                             rows_of(gradients_.dk, 0, chunk));
@@ -468,23 +477,71 @@ class CausalBackward {
     return {gradient.at(head * kRound + chunk.begin % kRound, 0), gradient.rows};
   }
 
-  /// Asks for part `panel` of the inputs of the chunk that starts at token t; those of the forward
-  /// walk include q and out.
-  void prefetch_inputs(int64_t t, bool forward, int64_t panel) const {
+  /// What the forward walk over a chunk writes last, and what it takes to walk over the next one.
+  void ask_for_forward(const Range& chunk, const HeldChunk* later) {
     const Segment& segment = item_.segment;
-    t = std::max<int64_t>(t, 0);
-    const int64_t q_end = std::min(segment.q_begin + t + kCausalChunk, segment.q_end);
-    const int64_t k_end = std::min(segment.k_begin + t + kCausalChunk, segment.k_end);
-    const auto ask = [&](const InputRows& view, int64_t head, int64_t begin, int64_t end) {
-      prefetch_rows(view, item_.b, head, begin, std::max(begin, end), panel, panels_);
-    };
-    ask(plan_.k, item_.g, segment.k_begin + t, k_end);
-    ask(plan_.v, item_.g, segment.k_begin + t, k_end);
-    ask(dout_, item_.first_head, segment.q_begin + t, q_end);
-    if (forward) {
-      ask(plan_.q, item_.first_head, segment.q_begin + t, q_end);
-      ask(out_, item_.first_head, segment.q_begin + t, q_end);
+    const int64_t i = segment.q_begin;
+    lines_.clear();
+    for (int64_t h = item_.first_head; h < item_.last_head; ++h) {
+      if (is_cut_) {
+        add_lines(rows_of(gradients_.dq, h - item_.first_head, chunk), kCausalChunk, head_.D,
+                  lines_);
+      } else {
+        lines_.emplace_back(dq_, item_.b, h, i + chunk.begin, i + chunk.end);
+      }
     }
+    if (later == nullptr) {
+      return;
+    }
+    ask_for_keys(chunk.end);
+    const int64_t end = std::min(i + chunk.end + kCausalChunk, segment.q_end);
+    for (int64_t h = item_.first_head; h < item_.last_head; ++h) {
+      for (const InputRows* rows : {&plan_.q, &dout_, &out_}) {
+        lines_.emplace_back(*rows, item_.b, h, i + chunk.end, end);
+      }
+    }
+    ask_for_held(*later);
+  }
+
+  /// The same for the reverse walk.
+  void ask_for_back(const Range& chunk, int64_t keys, const HeldChunk* earlier) {
+    const Segment& segment = item_.segment;
+    const int64_t j = segment.k_begin + chunk.begin;
+    lines_.clear();
+    if (is_cut_) {
+      add_lines(rows_of(gradients_.dv, 0, chunk), kCausalChunk, head_.E, lines_);
+      add_lines(rows_of(gradients_.dk, 0, chunk), kCausalChunk, head_.D, lines_);
+    } else {
+      lines_.emplace_back(dv_, item_.b, item_.g, j, j + keys);
+      lines_.emplace_back(dk_, item_.b, item_.g, j, j + keys);
+    }
+    if (earlier == nullptr) {
+      return;
+    }
+    const int64_t begin = std::max<int64_t>(chunk.begin - kCausalChunk, 0);
+    ask_for_keys(begin);
+    for (int64_t h = item_.first_head; h < item_.last_head; ++h) {
+      lines_.emplace_back(dout_, item_.b, h, segment.q_begin + begin,
+                          segment.q_begin + chunk.begin);
+    }
+    ask_for_held(*earlier);
+  }
+
+  /// The features of a chunk.
+  void ask_for_held(const HeldChunk& held) {
+    const int64_t floats = kCausalChunk * panels_ * panel_width();
+    lines_.emplace_back(held.key_features.data, floats);
+    for (const HeldQueries& queries : held.queries) {
+      lines_.emplace_back(queries.features.data, floats);
+    }
+  }
+
+  /// The keys and values of a chunk that starts at token t.
+  void ask_for_keys(int64_t t) {
+    const int64_t begin = item_.segment.k_begin + t;
+    const int64_t end = std::min(begin + kCausalChunk, item_.segment.k_end);
+    lines_.emplace_back(plan_.k, item_.b, item_.g, begin, end);
+    lines_.emplace_back(plan_.v, item_.b, item_.g, begin, end);
   }
 
   const Plan<float>& plan_;
@@ -499,26 +556,27 @@ class CausalBackward {
   int64_t panels_;
   bool is_cut_ = false;  ///< whether gradients_ takes the place of the caller's rows
   std::vector<HeldChunk> held_;
+  std::vector<Lines> lines_;  ///< to be asked for in the course of a chunk
   const float* normalizer_;
   const uint8_t* chunk_starts_;
   const float* states_ = nullptr;
 
   KeyState loaded_;    ///< a kept state as it was stored
-  KeyState sums_;      ///< over later queries: S [M, E] = features^T dout, z = -features^T delta
-  float* sums_c_;      ///< [M] stabilisers of sums_
+  WalkedState sums_;   ///< over later queries: S = dout^T features, z = -features^T delta
   WalkedState state_;  ///< before the next chunk of the forward walk
   QueryGradients rows_;
   KeyChunk keys_;
   Panels values_transposed_;    ///< [E, C]
   Panels features_transposed_;  ///< [M, C]
   Panels dlogits_;              ///< [C, M]
-  Panels sums_transposed_;      ///< [E, M]
+  Panels dv_transposed_;        ///< [E, C]
   Panels scores_;               ///< [C, C] lower triangular
   Panels product_;              ///< [C, D] or [C, E]
   float* z_added_;              ///< [M] padded
   float* row_sums_;             ///< [C, N]
   float* buffer_;               ///< of project()
   float* own_;                  ///< [C] stabilisers of the rows; of maps known by their values
+  float* shift_;                ///< [M] padded, of query_shift
   SlabGradients gradients_;
 };
 

@@ -169,23 +169,17 @@ class CausalForward {
   }
 
   /// Features of the chunk's keys under stabilisers that hold for the chunk, c_next_; the state
-  /// itself stays as it is. `next`: the keys to ask for on the way. Returns whether a stabiliser
-  /// rose.
-  bool chunk_features(int64_t n, const NextRows& next) {
+  /// itself stays as it is. Returns whether a stabiliser rose.
+  bool chunk_features(int64_t n) {
     const int64_t NR = panel_width();
     bool raised = false;
     std::copy_n(state_.c, panels_ * NR, c_next_);
     std::fill_n(factor_, panels_ * NR, 1.0f);
-    chunk_key_features(
-        head_, keys_, n, c_next_, features_, Panels{nullptr, 0}, z_added_, buffer_,
-        [&](int64_t panel) {
-          prefetch_rows(plan_.k, item_.b, item_.g, next.first, next.last, panel, panels_);
-          prefetch_rows(plan_.v, item_.b, item_.g, next.first, next.last, panel, panels_);
-        },
-        [&](int64_t panel, const float* factor) {
-          raised = true;
-          std::copy_n(factor, NR, factor_ + panel * NR);
-        });
+    chunk_key_features(head_, keys_, n, c_next_, features_, Panels{nullptr, 0}, z_added_, buffer_,
+                       [&](int64_t panel, const float* factor) {
+                         raised = true;
+                         std::copy_n(factor, NR, factor_ + panel * NR);
+                       });
     return raised;
   }
 
@@ -212,8 +206,7 @@ class CausalForward {
     const int64_t num_empty = rows_without_keys(t, num_queries);
     const int64_t j = segment.k_begin + t;
     keys_.load(plan_, head_, item_, j, num_keys);
-    const bool raised =
-        chunk_features(num_keys, NextRows(j + num_keys, segment.k_end, kCausalChunk));
+    const bool raised = chunk_features(num_keys);
     own_stabilisers(head_, keys_, num_queries, num_keys, state_.c[0], own_);
     bool too_long = stabiliser_is_far(num_queries, num_empty);
     if (!too_long) {
@@ -246,20 +239,24 @@ class CausalForward {
       starts_[is_cut_ ? t % kRound : t] = 1;
     }
     if (num_keys > 0) {
-      absorb(num_keys);
+      const NextRows next(j + num_keys, segment.k_end, kCausalChunk);
+      const Lines lines[] = {{plan_.k, item_.b, item_.g, next.first, next.last},
+                             {plan_.v, item_.b, item_.g, next.first, next.last}};
+      PrefetchJob job(lines);
+      absorb(num_keys, job);
     }
   }
 
   /// Adds the chunk's keys to the state, whose z under the chunk's stabilisers is z_next_.
-  void absorb(int64_t num_keys) {
+  void absorb(int64_t num_keys, PrefetchJob& job) {
     std::copy_n(z_next_, head_.M, state_.z);
     if (is_long_) {
-      rests_.add_products(head_, features_, keys_.values, num_keys, state_.S);
+      rests_.add_products(head_, features_, keys_.values, num_keys, state_.S, job);
       rests_.add_sums(head_, z_added_, state_.z);
       return;
     }
     multiply_transposed(features_, keys_.values, state_.S, state_.S, head_.M, num_panels(head_.E),
-                        num_keys);
+                        num_keys, job);
     for (int64_t f = 0; f < head_.M; ++f) {
       state_.z[f] += z_added_[f];
     }
@@ -297,22 +294,12 @@ class CausalForward {
   /// denominators.
   void score(int64_t h, int64_t t, int64_t num_queries, int64_t num_keys) {
     const int64_t i = item_.segment.q_begin + t;
-    const int64_t row = output_row(h, t);
     const InputElements q = plan_.q.row(item_.b, h, i);
     const int64_t stride = plan_.q.strides[2];
     pack_rows(q, stride, num_queries, head_.D, head_.token_scale, nullptr, queries_);
     query_offsets(head_, q, stride, num_queries, nullptr, queries_, buffer_, query_.offset,
                   query_.floor);
-    const NextRows next_q(i + num_queries, item_.segment.q_end, kCausalChunk);
-    query_features(head_, queries_, num_queries, c_next_, z_next_, buffer_, query_,
-                   [&](int64_t panel) {
-                     prefetch_rows(plan_.q, item_.b, h, next_q.first, next_q.last, panel, panels_);
-                     if (is_cut_) {
-                       prefetch_panels(outputs_.sums_at(row), num_queries, head_.E, panel, panels_);
-                     } else {
-                       prefetch_rows(out_, item_.b, h, i, i + num_queries, panel, panels_);
-                     }
-                   });
+    query_features(head_, queries_, num_queries, c_next_, z_next_, buffer_, query_);
     multiply_to_lower(query_.features, features_transposed_, scores_, num_queries, num_keys,
                       head_.M);
     make_lower(scores_, num_queries, num_keys, nullptr, row_sums_);
@@ -326,14 +313,30 @@ class CausalForward {
     const int64_t row = output_row(h, t);
     const Panels sums = is_cut_ ? outputs_.sums_at(row) : sums_;
     multiply_lower(scores_, keys_.values, sums, num_queries, num_keys, num_panels(head_.E));
-    multiply<true>(query_.features, state_.S, sums, 0, num_queries, 0, num_panels(head_.E),
-                   head_.M);
+    ask_for_queries(h, t, num_queries);
+    PrefetchJob job(lines_);
+    multiply<true>(query_.features, state_.S, sums, 0, num_queries, 0, num_panels(head_.E), head_.M,
+                   job);
     if (is_cut_) {
       outputs_.keep(head_, query_, own_, row, num_queries);
     } else {
       finish_rows(head_, query_, sums, num_queries, rows_without_keys(t, num_queries), own_,
                   out_row(h, t), out_.strides[2], normalizer_row(h, t));
     }
+  }
+
+  /// The place of these outputs, or of the next ones in outputs_, which products write, and the
+  /// next queries.
+  void ask_for_queries(int64_t h, int64_t t, int64_t num_queries) {
+    const int64_t i = item_.segment.q_begin + t;
+    const NextRows next(i + num_queries, item_.segment.q_end, kCausalChunk);
+    lines_.clear();
+    if (is_cut_) {
+      add_lines(outputs_.sums_at(output_row(h, t + num_queries)), kCausalChunk, head_.E, lines_);
+    } else {
+      lines_.emplace_back(out_, item_.b, h, i, i + num_queries);
+    }
+    lines_.emplace_back(plan_.q, item_.b, h, next.first, next.last);
   }
 
   /// Where outputs_ has a query.
@@ -366,6 +369,7 @@ class CausalForward {
   uint8_t* chunk_starts_ = nullptr;  ///< of the segment's tokens
   uint8_t* starts_ = nullptr;        ///< the same, or of the round's tokens for a slab alone
   float* states_ = nullptr;
+  std::vector<Lines> lines_;  ///< to be asked for in the course of a product
   int64_t first_key_;  ///< token of the segment that first has a key to see; 0 if the state has
 
   KeyState state_;

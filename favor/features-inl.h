@@ -233,13 +233,11 @@ inline bool can_weave(const HeadPlan& head, const MapSide& side) {
 }
 
 /// Features of n keys on all panels as key_features computes them on one, weigh_keys included;
-/// rescale(panel, factor). Calls per_panel(panel) before each panel of features, for the caller's
-/// prefetches. `buffer` is project()'s; panels of `slopes` are kept if it has any.
-template <class PerPanel, class Rescale>
+/// rescale(panel, factor). `buffer` is project()'s; panels of `slopes` are kept if it has any.
+template <class Rescale>
 HWY_INLINE void chunk_key_features(const HeadPlan& head, const KeyChunk& keys, int64_t n, float* c,
                                    const Panels& features, const Panels& slopes, float* sums,
-                                   float* buffer, const PerPanel& per_panel,
-                                   const Rescale& rescale) {
+                                   float* buffer, const Rescale& rescale) {
   const int64_t NR = panel_width();
   const int64_t panels = num_panels(head.M);
   const float fall = weigh_keys(head, keys, n, c);
@@ -248,14 +246,11 @@ HWY_INLINE void chunk_key_features(const HeadPlan& head, const KeyChunk& keys, i
   float largest[kMaxWovenPanels];
   if (woven) {
     woven_keys(head.key.matrix.columns, keys.tokens, head.D, n, panels, keys.offset, c, features,
-               sums, largest, per_panel);
+               sums, largest);
   }
   for (int64_t panel = 0; panel < panels; ++panel) {
     if (woven && largest[panel] <= kLazyRaise) {
       continue;
-    }
-    if (!woven) {
-      per_panel(panel);
     }
     const int64_t f = panel * NR;
     key_features(head, f, project(head, head.key, keys.tokens, n, panel, buffer), keys, n, fall,

@@ -136,7 +136,7 @@ class FarForward {
     const int64_t stride = plan_.far.q.strides[2];
     pack_rows(q, stride, n, head_.D, head_.token_scale, nullptr, queries_);
     query_offsets(head_, q, stride, n, nullptr, queries_, buffer_, query_.offset, query_.floor);
-    query_features(head_, queries_, n, state_.c, state_.z, buffer_, query_, [](int64_t) {});
+    query_features(head_, queries_, n, state_.c, state_.z, buffer_, query_);
     multiply<false>(query_.features, state_.S, sums_, 0, n, 0, num_panels(head_.E), head_.M);
     HWY_ALIGN float far_log[kChunk] = {};
     std::fill(query_.denominator + n, query_.denominator + kChunk, 1.0f);

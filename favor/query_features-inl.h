@@ -77,10 +77,9 @@ inline HWY_NOINLINE void query_offsets(const HeadPlan& head, const InputElements
 
 /// g(u) + eps of n packed queries; the denominators become features . z, and c the exponent that z
 /// is relative to.
-template <class PerPanel>
-HWY_NOINLINE void value_queries(const HeadPlan& head, const Panels& tokens, int64_t n, float c,
-                                const float* HWY_RESTRICT z, float* buffer,
-                                const QueryFeatures& out, const PerPanel& per_panel) {
+inline HWY_NOINLINE void value_queries(const HeadPlan& head, const Panels& tokens, int64_t n,
+                                       float c, const float* HWY_RESTRICT z, float* buffer,
+                                       const QueryFeatures& out) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   const int64_t NR = 2 * N;
@@ -88,7 +87,6 @@ HWY_NOINLINE void value_queries(const HeadPlan& head, const Panels& tokens, int6
   std::fill_n(ones, n, 1.0f);
   std::fill_n(out.lanes, n * N, 0.0f);
   for (int64_t panel = 0; panel < num_panels(head.M); ++panel) {
-    per_panel(panel);
     const float* HWY_RESTRICT u = project(head, head.query, tokens, n, panel, buffer);
     float* HWY_RESTRICT to = out.features.at(0, panel);
     value_features(head, panel * NR, u, ones, n, to, nullptr, nullptr);
@@ -107,28 +105,35 @@ HWY_NOINLINE void value_queries(const HeadPlan& head, const Panels& tokens, int6
   }
 }
 
-/// 2^(u + shift - top) of n packed queries, shift = c and the map's constants; with kFloor
-/// 2^(u + shift - offset - top) + 2^(floor + c - top). top is the row's largest exponent, or near
-/// it (see woven_queries). The denominators become features . z.
-template <bool kFloor, class PerPanel>
-HWY_NOINLINE void exponential_queries(const HeadPlan& head, const Panels& tokens, int64_t n,
-                                      const float* c, const float* HWY_RESTRICT z,
-                                      const QueryFeatures& out, const PerPanel& per_panel) {
-  const FloatTag d;
-  const int64_t N = static_cast<int64_t>(hn::Lanes(d));
-  const int64_t NR = 2 * N;
-  const int64_t panels = num_panels(head.M);
-  float* HWY_RESTRICT shift = out.shift;
-  float* HWY_RESTRICT lanes = out.lanes;
+/// What is added to the exponents of queries' features under stabilisers c: these and the map's
+/// constants. Padded so that features beyond M are 0 and count in no maximum.
+inline void query_shift(const HeadPlan& head, const float* HWY_RESTRICT c,
+                        float* HWY_RESTRICT shift) {
   const float* constants = head.query.shift;
   for (int64_t f = 0; f < head.M; ++f) {
     shift[f] = constants == nullptr ? c[f] : c[f] + constants[f];
   }
-  // Lanes beyond M must not count in the maximum.
-  std::fill(shift + head.M, shift + panels * NR, 2 * kNoKey);
+  std::fill(shift + head.M, shift + num_panels(head.M) * panel_width(), 2 * kNoKey);
+}
+
+/// 2^(u + shift - top) of n packed queries, shift = c and the map's constants; with kFloor
+/// 2^(u + shift - offset - top) + 2^(floor + c - top). top is the row's largest exponent, or near
+/// it (see woven_queries). The denominators become features . z.
+template <bool kFloor>
+HWY_NOINLINE void exponential_queries(const HeadPlan& head, const Panels& tokens, int64_t n,
+                                      const float* c, const float* HWY_RESTRICT z,
+                                      const QueryFeatures& out) {
+  const FloatTag d;
+  const int64_t N = static_cast<int64_t>(hn::Lanes(d));
+  const int64_t NR = 2 * N;
+  const int64_t panels = num_panels(head.M);
+  const float* HWY_RESTRICT shift = out.shift;
+  float* HWY_RESTRICT lanes = out.lanes;
+  const float* constants = head.query.shift;
+  query_shift(head, c, out.shift);
   if (can_weave(head, head.query) &&
       woven_queries(head.query.matrix.columns, tokens, head.D, n, panels, shift, z, out.features,
-                    out.top, out.denominator, out.excess, out.largest, lanes, per_panel)) {
+                    out.top, out.denominator, out.excess, out.largest, lanes)) {
     return;
   }
   std::fill_n(lanes, n * N, 2 * kNoKey);
@@ -137,7 +142,6 @@ HWY_NOINLINE void exponential_queries(const HeadPlan& head, const Panels& tokens
     return constants == nullptr ? shifted : hn::Sub(shifted, hn::LoadU(d, constants + f));
   };
   for (int64_t panel = 0; panel < panels; ++panel) {
-    per_panel(panel);
     float* u = out.features.at(0, panel);
     project_to(head, head.query, tokens, n, panel, u, out.features.stride());
     const Vector c0 = hn::LoadU(d, shift + panel * NR);
@@ -195,18 +199,15 @@ HWY_NOINLINE void exponential_queries(const HeadPlan& head, const Panels& tokens
 }
 
 /// Features of n packed queries against a state's stabilisers, and their denominators; out.offset
-/// and out.floor are known. Calls per_panel(panel) before each panel of features, for the caller's
-/// prefetches.
-template <class PerPanel>
-void query_features(const HeadPlan& head, const Panels& tokens, int64_t n, const float* c,
-                    const float* z, float* buffer, const QueryFeatures& out,
-                    const PerPanel& per_panel) {
+/// and out.floor are known.
+inline void query_features(const HeadPlan& head, const Panels& tokens, int64_t n, const float* c,
+                           const float* z, float* buffer, const QueryFeatures& out) {
   if (!head.log_linear) {
-    value_queries(head, tokens, n, c[0], z, buffer, out, per_panel);
+    value_queries(head, tokens, n, c[0], z, buffer, out);
   } else if (head.has_floor) {
-    exponential_queries<true>(head, tokens, n, c, z, out, per_panel);
+    exponential_queries<true>(head, tokens, n, c, z, out);
   } else {
-    exponential_queries<false>(head, tokens, n, c, z, out, per_panel);
+    exponential_queries<false>(head, tokens, n, c, z, out);
   }
 }
 

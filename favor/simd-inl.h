@@ -256,15 +256,23 @@ inline void multiply(const Panels& left, const Panels& right, const Panels& out,
 
 /// out[m, n] = initial[m, n] + sum_k left[k, m] right[k, n] for m in [0, rows), the columns of
 /// panels [0, panels) and k in [0, num_k). `initial` may be `out`.
+template <class Job>
 inline void multiply_transposed(const Panels& left, const Panels& right, const Panels& initial,
-                                const Panels& out, int64_t rows, int64_t panels, int64_t num_k) {
+                                const Panels& out, int64_t rows, int64_t panels, int64_t num_k,
+                                Job& job) {
   const int64_t NR = panel_width();
   for (int64_t panel = 0; panel < panels; ++panel) {
     for (int64_t m = 0; m < rows; m += NR) {
       multiply_rows<true>(std::min(NR, rows - m), left.at(0, m / NR), 0, right.at(0, panel),
-                          initial.at(m, panel), out.at(m, panel), num_k);
+                          initial.at(m, panel), out.at(m, panel), num_k, job);
     }
   }
+}
+
+inline void multiply_transposed(const Panels& left, const Panels& right, const Panels& initial,
+                                const Panels& out, int64_t rows, int64_t panels, int64_t num_k) {
+  NoJob job;
+  multiply_transposed(left, right, initial, out, rows, panels, num_k, job);
 }
 
 // Products with a lower triangular matrix T [queries, keys], T(t, s) = 0 for s > t. Only tiles that
@@ -343,6 +351,21 @@ inline void multiply_lower_transposed(const Panels& lower, const Panels& right, 
                           accumulate ? out.at(m, panel) : nullptr, out.at(m, panel),
                           queries - first);
       m += rows;
+    }
+  }
+}
+
+/// out[n, s] += sum_t right[t, n] lower[t, s] for n in [0, rows): multiply_lower_transposed's
+/// result, transposed.
+inline void add_transposed_lower(const Panels& right, const Panels& lower, const Panels& out,
+                                 int64_t rows, int64_t queries, int64_t keys) {
+  const int64_t NR = panel_width();
+  for (int64_t panel = 0; panel < num_panels(keys); ++panel) {
+    const int64_t first = std::min(first_lower_row(panel), queries);
+    for (int64_t m = 0; m < rows; m += NR) {
+      multiply_rows<true>(std::min(NR, rows - m), right.at(first, m / NR), 0,
+                          lower.at(first, panel), out.at(m, panel), out.at(m, panel),
+                          queries - first);
     }
   }
 }

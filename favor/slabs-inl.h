@@ -130,12 +130,10 @@ inline void write_sums(const SlabRows& rows, int64_t cols, const OutputElements&
   with_type(to, [&](auto* elements) HWY_ATTR { write_sums(rows, cols, elements, stride); });
 }
 
-/// Asks for part `part` of `parts` of n rows that are about to be written.
-HWY_INLINE void prefetch_panels(const Panels& rows, int64_t n, int64_t cols, int64_t part,
-                                int64_t parts) {
-  const int64_t first = n * part / parts;
+/// Adds n rows in panel layout to what is to be asked for.
+inline void add_lines(const Panels& rows, int64_t n, int64_t cols, std::vector<Lines>& lines) {
   for (int64_t panel = 0; panel < num_panels(cols); ++panel) {
-    prefetch(rows.at(first, panel), (n * (part + 1) / parts - first) * panel_width());
+    lines.emplace_back(rows.at(0, panel), n * panel_width());
   }
 }
 

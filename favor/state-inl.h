@@ -126,14 +126,15 @@ struct LongSums {
     std::fill_n(z_rest, num_panels(head.M) * panel_width(), 0.0f);
   }
 
+  template <class Job>
   HWY_NOINLINE void add_products(const HeadPlan& head, const Panels& left, const Panels& right,
-                                 int64_t num_k, const Panels& S) const {
+                                 int64_t num_k, const Panels& S, Job& job) const {
     const int64_t NR = panel_width();
     for (int64_t panel = 0; panel < num_panels(head.E); ++panel) {
       for (int64_t m = 0; m < head.M; m += NR) {
         const int64_t rows = std::min(NR, head.M - m);
         multiply_rows<true>(rows, left.at(0, m / NR), 0, right.at(0, panel), nullptr, block.data,
-                            num_k);
+                            num_k, job);
         const float* HWY_RESTRICT terms = block.data;
         float* HWY_RESTRICT sums = S.at(m, panel);
         float* HWY_RESTRICT rests = S_rest.at(m, panel);
@@ -169,10 +170,11 @@ inline HWY_NOINLINE void export_state(const HeadPlan& head, const KeyState& stat
   std::copy_n(state.c, head.M, to + first);
   std::copy_n(state.z, head.M, to + M + first);
   float* S = to + 2 * M + first * head.E;
-  for (int64_t f = 0; f < head.M; ++f) {
-    for (int64_t e = 0; e < head.E; ++e) {
-      S[f * head.E + e] = state.S.at(f, e / panel_width())[e % panel_width()];
-    }
+  float ones[kChunk];
+  std::fill_n(ones, kChunk, 1.0f);
+  for (int64_t f = 0; f < head.M; f += kChunk) {
+    unpack_rows(Panels{state.S.at(f, 0), state.S.rows}, std::min(kChunk, head.M - f), head.E, ones,
+                S + f * head.E, head.E);
   }
 }
 

@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <limits>
 #include <numbers>
+#include <span>
 #include <type_traits>
 
 #include "favor/elements-inl.h"
@@ -193,6 +194,63 @@ HWY_INLINE void prefetch_rows(const Rows<Byte>& rows, int64_t b, int64_t h, int6
     prefetch(rows.row(b, h, row).data, bytes);
   }
 }
+
+/// Rows of memory to be asked for, whichever type they have.
+struct Lines {
+  const char* first;
+  int64_t bytes, stride;  ///< of a row, and from one row to the next
+  int64_t rows;
+
+  Lines(const float* from, int64_t count)
+      : first(reinterpret_cast<const char*>(from)), bytes(count * 4), stride(0), rows(1) {}
+
+  template <class Byte>
+  Lines(const Rows<Byte>& from, int64_t b, int64_t h, int64_t begin, int64_t end)
+      : first(from.row(b, h, begin).data),
+        bytes(from.sizes[3] * element_bytes(from.elements.type)),
+        stride(from.strides[2] * element_bytes(from.elements.type)),
+        rows(std::max<int64_t>(end - begin, 0)) {}
+};
+
+/// Asks for lines ahead of their use in the course of products, because a core waits when it asks
+/// for too many at once.
+class PrefetchJob {
+ public:
+  static constexpr bool kIsEmpty = false;
+
+  explicit PrefetchJob(std::span<const Lines> lines, int lines_per_step = 2)
+      : next_(lines.data()), end_(lines.data() + lines.size()), lines_per_step_(lines_per_step) {
+    find_row();
+  }
+
+  HWY_INLINE void tile_done(int64_t) {}
+
+  HWY_INLINE void step() {
+    for (int i = 0; i < lines_per_step_ && next_ != end_; ++i) {
+      __builtin_prefetch(next_->first + row_ * next_->stride + offset_);
+      offset_ += 64;
+      if (offset_ >= next_->bytes) {
+        offset_ = 0;
+        ++row_;
+        find_row();
+      }
+    }
+  }
+
+ private:
+  HWY_INLINE void find_row() {
+    while (next_ != end_ && row_ >= next_->rows) {
+      ++next_;
+      row_ = 0;
+    }
+  }
+
+  const Lines* next_;
+  const Lines* end_;
+  int lines_per_step_;
+  int64_t row_ = 0;
+  int64_t offset_ = 0;
+};
 
 /// A chunk's worth of rows from `first` on, none from `end` on.
 struct NextRows {

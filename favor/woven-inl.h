@@ -119,6 +119,33 @@ struct QueryFeatureJob {
   }
 };
 
+/// Replaces logits u by 2^(u + shift - norm). Rows are ready when the caller says so.
+struct NormalizedQueryJob {
+  static constexpr bool kIsEmpty = false;
+  RowWalk walk;
+  const float* norm;   ///< [n]
+  const float* shift;  ///< [M] padded
+
+  HWY_INLINE void tile_done(int64_t) {}
+
+  HWY_INLINE void step() {
+    if (walk.ready == 0) {
+      return;
+    }
+    const FloatTag d;
+    const int64_t N = static_cast<int64_t>(hn::Lanes(d));
+    float* at = walk.at;
+    const Vector minus = hn::Set(d, norm[walk.row]);
+    const Vector t0 = hn::Sub(hn::Add(hn::LoadU(d, at), hn::LoadU(d, shift)), minus);
+    const Vector t1 = hn::Sub(hn::Add(hn::LoadU(d, at + N), hn::LoadU(d, shift + N)), minus);
+    hn::StoreU(exp2(t0), d, at);
+    hn::StoreU(exp2(t1), d, at + N);
+    if (walk.next()) {
+      shift += 2 * N;
+    }
+  }
+};
+
 template <class Job>
 HWY_NOINLINE void finish_job(Job& job) {
   while (job.walk.ready != 0) {
@@ -140,11 +167,9 @@ inline constexpr int64_t kMaxWovenPanels = 64;
 /// features = 2^(tokens columns - offset - c) of n keys on all panels, and their column sums, under
 /// stabilisers c as they are. largest[panel] receives the
 /// largest exponent: if it is above what the caller allows, nothing of the panel is of use.
-template <class PerPanel>
-HWY_NOINLINE void woven_keys(const Panels& columns, const Panels& tokens, int64_t num_k, int64_t n,
-                             int64_t panels, const float* offset, const float* c,
-                             const Panels& features, float* sums, float* largest,
-                             const PerPanel& per_panel) {
+inline HWY_NOINLINE void woven_keys(const Panels& columns, const Panels& tokens, int64_t num_k,
+                                    int64_t n, int64_t panels, const float* offset, const float* c,
+                                    const Panels& features, float* sums, float* largest) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   HWY_ALIGN float maxima[kMaxWovenPanels * 32];
@@ -152,7 +177,6 @@ HWY_NOINLINE void woven_keys(const Panels& columns, const Panels& tokens, int64_
   std::fill_n(sums, panels * 2 * N, 0.0f);
   KeyFeatureJob job{RowWalk(features, n), offset, c, sums, maxima};
   for (int64_t panel = 0; panel < panels; ++panel) {
-    per_panel(panel);
     project_panel(columns, tokens, num_k, n, panel, features, job);
   }
   finish_job(job);
@@ -168,16 +192,14 @@ inline constexpr float kLargestQueryExponent = 40.0f;
 /// largest exponent of row r on the first panel only; denominator = features . z, and excess[r] =
 /// 2^(largest exponent of the row - top[r]). Lanes of `shift` beyond M must hold 2 kNoKey. `lanes`
 /// [n, N] is scratch. False if an exponent above kLargestQueryExponent leaves nothing of use.
-template <class PerPanel>
-HWY_NOINLINE bool woven_queries(const Panels& columns, const Panels& tokens, int64_t num_k,
-                                int64_t n, int64_t panels, const float* shift, const float* z,
-                                const Panels& features, float* top, float* denominator,
-                                float* excess, float* largest, float* lanes,
-                                const PerPanel& per_panel) {
+inline HWY_NOINLINE bool woven_queries(const Panels& columns, const Panels& tokens, int64_t num_k,
+                                       int64_t n, int64_t panels, const float* shift,
+                                       const float* z, const Panels& features, float* top,
+                                       float* denominator, float* excess, float* largest,
+                                       float* lanes) {
   const FloatTag d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
   NoJob no_job;
-  per_panel(0);
   project_panel(columns, tokens, num_k, n, 0, features, no_job);
   const Vector shift0 = hn::LoadU(d, shift);
   const Vector shift1 = hn::LoadU(d, shift + N);
@@ -192,7 +214,6 @@ HWY_NOINLINE bool woven_queries(const Panels& columns, const Panels& tokens, int
   QueryFeatureJob job{RowWalk(features, n), top, shift, z, largest, lanes};
   job.tile_done(n);
   for (int64_t panel = 1; panel < panels; ++panel) {
-    per_panel(panel);
     project_panel(columns, tokens, num_k, n, panel, features, job);
   }
   finish_job(job);
