@@ -30,10 +30,6 @@ namespace {
 /// the chunk's takes the denominator's place.
 constexpr float kGuardExponent = -40.0f;
 
-/// Tokens of a stream from which on its sums are kept with rests. What the chunks before round away
-/// is below 5e-6 of the sums even if all of it has the same sign.
-constexpr int64_t kLongStream = 8192;
-
 class CausalForward {
  public:
   static constexpr int64_t kRound = kOutputRound;
@@ -106,14 +102,9 @@ class CausalForward {
     const int64_t n = std::min(kMergedRows, pass.item_.segment.num_queries() - t);
     const SlabOutputs* parts[kMaxSlabs];
     std::transform(slabs.begin(), slabs.end(), parts, [](const auto& p) { return &p.outputs_; });
-    const std::span outputs(parts, slabs.size());
-    for (int64_t h = pass.item_.first_head; h < pass.item_.last_head && n > 0; ++h) {
-      const int64_t row = (h - pass.item_.first_head) * kRound + first;
-      finish_slabs(pass.head_, outputs, row, n, pass.rows_without_keys(t, n), pass.out_row(h, t),
-                   pass.out_.strides[2], pass.normalizer_row(h, t));
-    }
-    if (pass.chunk_starts_ != nullptr) {
-      add_starts(outputs, first, n, pass.chunk_starts_ + t);
+    if (n > 0) {
+      write_outputs(pass.plan_, pass.head_, pass.item_, std::span(parts, slabs.size()), t, n,
+                    pass.rows_without_keys(t, n), pass.out_, pass.normalizer_, pass.chunk_starts_);
     }
   }
 
@@ -265,29 +256,16 @@ class CausalForward {
   /// Brings the state to c_next_, keeping what it was if a later head may ask for it.
   void raise_state() {
     if (plan_.group() > 1) {
-      copy_state(state_, rests_, undo_, undo_rests_);
+      copy_sums(head_, state_, rests_, undo_, undo_rests_);
     }
-    scale_rows(state_.S, head_.E, 0, head_.M, factor_);
-    scale_rows(rests_.S_rest, head_.E, 0, head_.M, factor_);
-    for (int64_t f = 0; f < head_.M; ++f) {
-      rests_.z_rest[f] *= factor_[f];
-    }
+    scale_sums(head_, state_, rests_, factor_);
     std::copy_n(c_next_, panels_ * panel_width(), state_.c);
   }
 
   void restore_state(bool raised) {
     if (raised) {
-      copy_state(undo_, undo_rests_, state_, rests_);
+      copy_sums(head_, undo_, undo_rests_, state_, rests_);
     }
-  }
-
-  /// All but z, which raise_state leaves as it is.
-  void copy_state(const KeyState& from, const LongSums& from_rests, const KeyState& to,
-                  const LongSums& to_rests) const {
-    std::copy_n(from.S.data, panel_floats(head_.M, head_.E), to.S.data);
-    std::copy_n(from.c, panels_ * panel_width(), to.c);
-    std::copy_n(from_rests.S_rest.data, panel_floats(head_.M, head_.E), to_rests.S_rest.data);
-    std::copy_n(from_rests.z_rest, head_.M, to_rests.z_rest);
   }
 
   /// Features of the chunk's queries of head h, their scores against the chunk's keys, and the
@@ -320,8 +298,11 @@ class CausalForward {
     if (is_cut_) {
       outputs_.keep(head_, query_, own_, row, num_queries);
     } else {
+      const int64_t i = item_.segment.q_begin + t;
+      float* normalizer =
+          normalizer_ == nullptr ? nullptr : normalizer_ + (item_.b * plan_.H + h) * plan_.L + i;
       finish_rows(head_, query_, sums, num_queries, rows_without_keys(t, num_queries), own_,
-                  out_row(h, t), out_.strides[2], normalizer_row(h, t));
+                  out_.row(item_.b, h, i), out_.strides[2], normalizer);
     }
   }
 
@@ -346,14 +327,6 @@ class CausalForward {
   /// How many of n queries from t on have no key to see.
   int64_t rows_without_keys(int64_t t, int64_t n) const {
     return std::clamp<int64_t>(first_key_ - t, 0, n);
-  }
-  OutputElements out_row(int64_t h, int64_t t) const {
-    return out_.row(item_.b, h, item_.segment.q_begin + t);
-  }
-  float* normalizer_row(int64_t h, int64_t t) const {
-    return normalizer_ == nullptr
-               ? nullptr
-               : normalizer_ + (item_.b * plan_.H + h) * plan_.L + item_.segment.q_begin + t;
   }
 
   const Plan<float>& plan_;
@@ -399,14 +372,7 @@ void run_causal_forward(const Plan<float>& plan, const OutputRows& out, Saved<fl
                         const DecodeState* initial, DecodeState* final_state) {
   const HeadPlans heads(plan);
   if (final_state != nullptr) {
-    const int64_t position = (initial == nullptr ? 0 : initial->position) + plan.L;
-    if (final_state != initial) {
-      *final_state = DecodeState(plan.B, plan.G, plan.M, plan.E);
-    }
-    if (initial != nullptr || plan.L >= kLongStream) {
-      make_rests(*final_state);
-    }
-    final_state->position = position;
+    make_final_state(plan, initial, *final_state);
   }
   const int64_t slabs = num_slabs(plan, heads.common());
   if (slabs > 1) {

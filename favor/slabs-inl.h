@@ -228,6 +228,24 @@ inline void add_starts(std::span<const SlabOutputs* const> slabs, int64_t first,
   }
 }
 
+/// Results of n tokens of an item from its token t on, all within a block of kMergedRows:
+/// outputs, normalisers [B, H, L] and the segment's chunk starts (null: not wanted).
+inline void write_outputs(const Plan<float>& plan, const HeadPlan& head, const Item& item,
+                          std::span<const SlabOutputs* const> slabs, int64_t t, int64_t n,
+                          int64_t without_keys, const OutputRows& out, float* normalizer,
+                          uint8_t* chunk_starts) {
+  const int64_t first = t % kOutputRound;
+  const int64_t i = item.segment.q_begin + t;
+  for (int64_t h = item.first_head; h < item.last_head; ++h) {
+    finish_slabs(head, slabs, (h - item.first_head) * kOutputRound + first, n, without_keys,
+                 out.row(item.b, h, i), out.strides[2],
+                 normalizer == nullptr ? nullptr : normalizer + (item.b * plan.H + h) * plan.L + i);
+  }
+  if (chunk_starts != nullptr) {
+    add_starts(slabs, first, n, chunk_starts + t);
+  }
+}
+
 /// What a slab knows of the gradients of a round's rows.
 struct SlabGradients {
   Panels dq;  ///< [group kGradientRound, D] row (h - first head) kGradientRound + t

@@ -152,6 +152,26 @@ struct LongSums {
   }
 };
 
+/// Multiplies the rows of a state and its rests by factor[0 .. M), but for z.
+inline void scale_sums(const HeadPlan& head, const KeyState& state, const LongSums& rests,
+                       const float* factor) {
+  scale_rows(state.S, head.E, 0, head.M, factor);
+  scale_rows(rests.S_rest, head.E, 0, head.M, factor);
+  for (int64_t f = 0; f < head.M; ++f) {
+    rests.z_rest[f] *= factor[f];
+  }
+}
+
+/// Copies a state and its rests, but for z.
+inline HWY_NOINLINE void copy_sums(const HeadPlan& head, const KeyState& from,
+                                   const LongSums& from_rests, const KeyState& to,
+                                   const LongSums& to_rests) {
+  std::copy_n(from.S.data, panel_floats(head.M, head.E), to.S.data);
+  std::copy_n(from.c, num_panels(head.M) * panel_width(), to.c);
+  std::copy_n(from_rests.S_rest.data, panel_floats(head.M, head.E), to_rests.S_rest.data);
+  std::copy_n(from_rests.z_rest, head.M, to_rests.z_rest);
+}
+
 /// Adds sums that share their stabilisers.
 inline HWY_NOINLINE void add(const HeadPlan& head, const KeyState& other, const KeyState& into) {
   const int64_t floats = panel_floats(head.M, head.E);

@@ -21,6 +21,23 @@ HWY_BEFORE_NAMESPACE();
 namespace favor {
 namespace HWY_NAMESPACE {
 
+/// Tokens of a stream from which on its sums are kept with rests. What the chunks before round away
+/// is below 5e-6 of the sums even if all of it has the same sign.
+inline constexpr int64_t kLongStream = 8192;
+
+/// Gives `to` the sizes and the position it will have after a call that continues `from` (null: the
+/// empty state), which may be `to` itself.
+inline void make_final_state(const Plan<float>& plan, const DecodeState* from, DecodeState& to) {
+  const int64_t position = (from == nullptr ? 0 : from->position) + plan.L;
+  if (from != &to) {
+    to = DecodeState(plan.B, plan.G, plan.M, plan.E);
+  }
+  if (from != nullptr || plan.L >= kLongStream) {
+    make_rests(to);
+  }
+  to.position = position;
+}
+
 /// Takes up the features from `first` on of row `row` (batch item and key head) of a decoding
 /// state, whose stabilisers are natural logarithms, the kernel's in base 2. Returns false, with
 /// nothing done, if the row has seen no key.
