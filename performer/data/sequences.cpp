@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <numeric>
 #include <stdexcept>
+#include <utility>
 
 #include "favor/check.h"
 #include "favor/random.h"
+#include "performer/data/token_file.h"
 
 namespace performer {
 namespace {
@@ -21,6 +23,13 @@ uint64_t mix(uint64_t x) {
 
 }  // namespace
 
+SequenceSet::SequenceSet(std::shared_ptr<const void> owner, const uint8_t* tokens,
+                         std::span<const int64_t> offsets)
+    : owner_(std::move(owner)), view_tokens_(tokens), view_offsets_(offsets) {
+  FAVOR_CHECK(owner_ != nullptr && !offsets.empty(), "SequenceSet: there are ", offsets.size(),
+              " offsets, expected at least 1 and an owner");
+}
+
 int64_t SequenceSet::fingerprint() const {
   uint64_t hash = static_cast<uint64_t>(size());
   for (int64_t i = 0; i < size(); ++i) {
@@ -32,6 +41,7 @@ int64_t SequenceSet::fingerprint() const {
 }
 
 void SequenceSet::add(std::span<const uint8_t> tokens) {
+  FAVOR_CHECK(!is_view(), "add: the set is a view of a file, expected one that owns its tokens");
   tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
   offsets_.push_back(static_cast<int64_t>(tokens_.size()));
 }
@@ -80,21 +90,33 @@ uint64_t sequence_hash(std::string_view residues, uint64_t seed) {
 }
 
 Split split_of(std::string_view residues, const SplitOptions& options) {
-  // 53 bits, so that the fraction is an exact double in [0, 1).
-  const double place = static_cast<double>(sequence_hash(residues, options.seed) >> 11) * 0x1p-53;
+  return split_of_hash(sequence_hash(residues, options.seed), options);
+}
+
+double hash_fraction(uint64_t hash) {
+  // 53 bits, so that the fraction is an exact double.
+  return static_cast<double>(hash >> 11) * 0x1p-53;
+}
+
+Split split_of_hash(uint64_t hash, const SplitOptions& options) {
+  const double place = hash_fraction(hash);
   if (place < options.test_fraction) return Split::kTest;
   if (place < options.test_fraction + options.valid_fraction) return Split::kValid;
   return Split::kTrain;
 }
 
 std::string SplitSequences::summary() const {
-  std::string text = counts.summary();
+  std::string text =
+      stored ? favor::message("token file of ", all.size(), " sequences, ", all.num_tokens(),
+                              " residues, divided as it says (valid_fraction, test_fraction and "
+                              "split_seed do not apply)")
+             : counts.summary();
   if (num_duplicates > 0) text += favor::message(", ", num_duplicates, " duplicate sequences");
   const auto side = [](const char* name, const SequenceSet& set) {
     return favor::message(name, " ", set.size(), " sequences, ", set.num_tokens(), " residues");
   };
   return text + "\n" + side("train", train) + "; " + side("valid", valid) + "; " +
-         side("test", test);
+         side("test", test) + (ood.size() > 0 ? "; " + side("ood", ood) : "");
 }
 
 SplitSequences read_fasta_splits(const std::vector<std::string>& paths, const Tokenizer& tokenizer,
@@ -123,6 +145,20 @@ SplitSequences read_fasta_splits(const std::vector<std::string>& paths, const To
   std::sort(hashes.begin(), hashes.end());
   const auto distinct = std::unique(hashes.begin(), hashes.end());
   result.num_duplicates = hashes.end() - distinct;
+  return result;
+}
+
+SplitSequences read_splits(const std::string& path, const Tokenizer& tokenizer,
+                           const SplitOptions& options) {
+  if (!TokenFile::recognises(path)) return read_fasta_splits({path}, tokenizer, options);
+  const TokenFile file(path);
+  SplitSequences result;
+  result.stored = true;
+  result.train = file.set(TokenSet::kTrain);
+  result.valid = file.set(TokenSet::kValid);
+  result.test = file.set(TokenSet::kTest);
+  result.ood = file.set(TokenSet::kOod);
+  result.all = file.all();
   return result;
 }
 

@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Helpers of this folder's tests: a folder that vanishes, files, and messages of exceptions.
+// Helpers of this folder's tests: a folder that vanishes, files, BLAST databases byte by byte, and
+// messages of exceptions.
 #ifndef PERFORMER_DATA_TESTING_H_
 #define PERFORMER_DATA_TESTING_H_
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 namespace performer {
 
@@ -58,6 +62,56 @@ std::string message_of(const Call& call) {
   ADD_FAILURE() << "nothing was thrown";
   return "";
 }
+
+/// Big-endian bytes.
+inline std::string big32(size_t value) {
+  std::string bytes;
+  for (int shift = 24; shift >= 0; shift -= 8) bytes += static_cast<char>(value >> shift & 0xff);
+  return bytes;
+}
+
+/// The three files of a database; what a test wants damaged it changes before write().
+struct BlastFiles {
+  std::string pin, psq, phr;
+
+  /// Headers and letters of `-ABCDEFGHIKLMNPQRSTVWXYZU*OJ`.
+  using Records = std::vector<std::pair<std::string, std::string>>;
+  explicit BlastFiles(const Records& records) {
+    const std::string letters = "-ABCDEFGHIKLMNPQRSTVWXYZU*OJ";
+    psq = std::string(1, '\0');
+    std::string header_offsets, sequence_offsets;
+    size_t longest = 0, total = 0;
+    for (const auto& [header, sequence] : records) {
+      header_offsets += big32(phr.size());
+      sequence_offsets += big32(psq.size());
+      // Indefinite lengths around, a short or long definite one before the string.
+      phr += std::string("\x30\x80\x30\x80\xa0\x80\x1a", 7);
+      if (header.size() < 128) {
+        phr += static_cast<char>(header.size());
+      } else {
+        phr += std::string("\x82", 1) + big32(header.size()).substr(2);
+      }
+      phr += header + std::string("\0\0\xa1\x80\0\0\0\0\0\0", 10);
+      for (const char c : sequence) psq += static_cast<char>(letters.find(c));
+      psq += '\0';
+      longest = std::max(longest, sequence.size());
+      total += sequence.size();
+    }
+    header_offsets += big32(phr.size());
+    sequence_offsets += big32(psq.size());
+    pin = big32(4) + big32(1) + big32(5) + "title" + big32(4) + "date" + big32(records.size());
+    for (int i = 0; i < 8; ++i) pin += static_cast<char>(total >> (8 * i) & 0xff);
+    pin += big32(longest) + header_offsets + sequence_offsets;
+  }
+
+  /// Returns the path to read.
+  std::string write(const TemporaryFolder& folder, const std::string& name) const {
+    folder.write(name + ".pin", pin);
+    folder.write(name + ".psq", psq);
+    folder.write(name + ".phr", phr);
+    return folder.file(name);
+  }
+};
 
 }  // namespace performer
 
