@@ -17,8 +17,8 @@ namespace {
 
 constexpr favor::Word<Objective> kObjectives[] = {{Objective::kNextToken, "next_token"},
                                                   {Objective::kMaskedLm, "masked_lm"}};
-constexpr favor::Word<Windowing> kWindowings[] = {{Windowing::kCrop, "crop"},
-                                                  {Windowing::kConcat, "concat"}};
+constexpr favor::Word<Windowing> kWindowings[] = {
+    {Windowing::kCrop, "crop"}, {Windowing::kConcat, "concat"}, {Windowing::kPacked, "packed"}};
 
 // Sorting by length happens inside pools of this many batches: large enough for little padding,
 // small enough for every epoch to mix sequences anew.
@@ -50,7 +50,21 @@ struct Piece {
   int64_t count = 0;
 };
 
-// Cuts rows [first, end), sorted by ascending length, into batches within the token budget.
+// Cuts rows [first, end) into batches whose lengths sum up to the token budget at most.
+template <class Length>
+void cut_packed(int64_t first, int64_t end, int64_t budget, const Length& length,
+                std::vector<Piece>& pieces) {
+  for (int64_t row = first; row < end;) {
+    Piece piece{row, 0};
+    for (int64_t tokens = length(row); row < end && tokens <= budget;) {
+      ++piece.count;
+      if (++row < end) tokens += length(row);
+    }
+    pieces.push_back(piece);
+  }
+}
+
+// Cuts rows [first, end), sorted by ascending length, into padded batches within the token budget.
 template <class Length>
 void cut(int64_t first, int64_t end, int64_t budget, const Length& length,
          std::vector<Piece>& pieces) {
@@ -90,7 +104,7 @@ void BatchOptions::check() const {
 }
 
 int64_t start_token(Windowing windowing, const Tokenizer& tokenizer) {
-  return windowing == Windowing::kCrop ? tokenizer.bos() : tokenizer.eos();
+  return windowing == Windowing::kConcat ? tokenizer.eos() : tokenizer.bos();
 }
 
 struct TrainBatches::Parts {
@@ -109,6 +123,16 @@ struct TrainBatches::Parts {
     return items;
   }
 
+  int64_t crop_tokens(int64_t sequence) const {
+    return std::min(sequences.length(sequence) + 2, window_tokens(options));
+  }
+
+  // What a model sees of each row.
+  auto row_tokens() const {
+    const int64_t target_only = window_tokens(options) - options.length;
+    return [this, target_only](int64_t row) { return crop_tokens(rows[row]) - target_only; };
+  }
+
   void plan() {
     favor::RandomStream random = stream_for(options.seed, Purpose::kOrder, 0, position.epoch);
     rows = all_sequences();
@@ -116,6 +140,8 @@ struct TrainBatches::Parts {
     pieces.clear();
     if (options.windowing == Windowing::kCrop) {
       plan_crop();
+    } else if (options.windowing == Windowing::kPacked) {
+      cut_packed(0, std::ssize(rows), options.tokens_per_batch, row_tokens(), pieces);
     } else {
       stream = JoinedStream(sequences, std::move(rows));
       // The last token alone would be a row without a target.
@@ -128,13 +154,8 @@ struct TrainBatches::Parts {
     shuffle(pieces, random);
   }
 
-  int64_t crop_tokens(int64_t sequence) const {
-    return std::min(sequences.length(sequence) + 2, window_tokens(options));
-  }
-
   void plan_crop() {
-    const int64_t target_only = window_tokens(options) - options.length;
-    const auto length = [&](int64_t row) { return crop_tokens(rows[row]) - target_only; };
+    const auto length = row_tokens();
     const auto count = static_cast<int64_t>(rows.size());
     for (int64_t first = 0; first < count;) {
       int64_t end = first;
@@ -175,7 +196,7 @@ struct TrainBatches::Parts {
   Tokenizer tokenizer;
   BatchOptions options;
   BatchPosition position;
-  std::vector<int64_t> rows;  // sequences (crop) or numbers of windows (concat), as visited
+  std::vector<int64_t> rows;  // sequences (crop, packed) or numbers of windows (concat), as visited
   JoinedStream stream;        // concat only
   std::vector<Piece> pieces;  // batches of this epoch, in order
 };
@@ -229,14 +250,14 @@ void TrainBatches::seek(const BatchPosition& position) {
 struct EvalBatches::Parts {
   struct Place {
     int64_t sequence = 0;  // 0 for concat
-    int64_t start = 0;     // in begin, sequence, end (crop) or in the joined stream (concat)
-    int64_t count = 0;     // tokens
+    int64_t start = 0;  // in begin, sequence, end (crop, packed) or in the joined stream (concat)
+    int64_t count = 0;  // tokens
   };
 
   Parts(const SequenceSet& set, const Tokenizer& alphabet, const BatchOptions& batch_options)
       : sequences(set), tokenizer(alphabet), options(batch_options) {
     options.check();
-    if (options.windowing == Windowing::kCrop) {
+    if (options.windowing != Windowing::kConcat) {
       for (int64_t i = 0; i < sequences.size(); ++i) {
         if (sequences.length(i) > 0) add_places(i, sequences.length(i) + 2);
       }
@@ -247,9 +268,12 @@ struct EvalBatches::Parts {
     std::stable_sort(places.begin(), places.end(),
                      [](const Place& a, const Place& b) { return a.count < b.count; });
     const int64_t target_only = window_tokens(options) - options.length;
-    cut(
-        0, static_cast<int64_t>(places.size()), options.tokens_per_batch,
-        [&](int64_t row) { return places[row].count - target_only; }, pieces);
+    const auto length = [&](int64_t row) { return places[row].count - target_only; };
+    if (options.windowing == Windowing::kPacked) {
+      cut_packed(0, std::ssize(places), options.tokens_per_batch, length, pieces);
+    } else {
+      cut(0, std::ssize(places), options.tokens_per_batch, length, pieces);
+    }
   }
 
   // Adjoining windows over `total` tokens, the last of which is an end token and needs no row.

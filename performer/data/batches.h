@@ -23,9 +23,10 @@ enum class Objective {
 enum class Windowing {
   kCrop,    ///< begin, sequence, end; longer ones are cut to a window
   kConcat,  ///< sequences joined with the end token and cut into windows of equal length
+  kPacked,  ///< windows as kCrop makes them, many in one row without padding
 };
 
-/// `next_token`, `masked_lm`, `crop`, `concat`.
+/// `next_token`, `masked_lm`, `crop`, `concat`, `packed`.
 std::string to_string(Objective objective);
 std::string to_string(Windowing windowing);
 /// Throw favor::Error, listing the known words.
@@ -35,7 +36,7 @@ Windowing windowing_from_string(std::string_view word);
 struct BatchOptions {
   Objective objective = Objective::kNextToken;
   Windowing windowing = Windowing::kCrop;
-  int64_t length = 512;             ///< longest row a model sees, >= 2
+  int64_t length = 512;             ///< longest row a model sees (packed: longest window), >= 2
   int64_t tokens_per_batch = 8192;  ///< bound on rows x padded length, >= length
   double mask_fraction = 0.15;      ///< share of letters chosen by kMaskedLm, in (0, 1]
   uint64_t seed = 0;                ///< order, crops and masks of training
@@ -44,15 +45,16 @@ struct BatchOptions {
   void check() const;
 };
 
-/// Rows of equal padded length, row-major [rows, length].
+/// Rows of equal padded length, row-major [rows, length]. Packed: a single row without padding.
 struct Batch {
   int64_t rows = 0;
   int64_t length = 0;
-  std::vector<int64_t> tokens;   ///< model input, the pad token where padded
-  std::vector<int64_t> targets;  ///< token to predict at this place, -1 = none
-  std::vector<uint8_t> padding;  ///< 1 = padded
-  int64_t num_tokens = 0;        ///< places that are not padded
-  int64_t num_targets = 0;       ///< targets that are not -1
+  std::vector<int64_t> tokens;      ///< model input, the pad token where padded
+  std::vector<int64_t> targets;     ///< token to predict at this place, -1 = none
+  std::vector<uint8_t> padding;     ///< 1 = padded
+  std::vector<int64_t> cu_seqlens;  ///< packed: where windows begin, and the end; else empty
+  int64_t num_tokens = 0;           ///< places that are not padded
+  int64_t num_targets = 0;          ///< targets that are not -1
 };
 
 /// Token that opens a stream under this windowing: generation starts from it.
@@ -66,8 +68,9 @@ struct BatchPosition {
 };
 
 /// Endless training batches. Crop: each epoch visits every sequence once, in rows of similar
-/// length, a long one through one random window. Concat: each epoch joins the sequences in a new
-/// order and visits every window once. Memory: up to 32 bytes per sequence and 8 per concat window.
+/// length, a long one through one random window. Packed: the same windows, in rows of mixed
+/// lengths. Concat: each epoch joins the sequences in a new order and visits every window once.
+/// Memory: up to 32 bytes per sequence and 8 per concat window.
 class TrainBatches {
  public:
   /// `sequences` must outlive this object. Throws favor::Error for options out of range or a set
@@ -95,8 +98,9 @@ class TrainBatches {
 };
 
 /// Every token of a set exactly once, in a fixed order and with fixed masks: two evaluations of one
-/// model are equal. Crop cuts long sequences into adjoining windows, so nothing is left out. For
-/// kMaskedLm the masks depend on the window alone, not on tokens_per_batch or options.seed.
+/// model are equal. Crop and packed cut long sequences into adjoining windows, so nothing is left
+/// out. For kMaskedLm the masks depend on the window alone, not on tokens_per_batch or
+/// options.seed, and are the same in both.
 class EvalBatches {
  public:
   /// `sequences` must outlive this object and may be empty.

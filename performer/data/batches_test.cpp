@@ -49,20 +49,30 @@ BatchOptions options_for(Objective objective, Windowing windowing, int64_t lengt
   return options;
 }
 
-// Rows as text, cut at the padding: inputs, targets with '.' for none.
-std::string input_text(const Batch& batch, int64_t row) {
+// Windows of a batch: its rows, or what is packed into the single one.
+int64_t num_windows(const Batch& batch) {
+  return batch.cu_seqlens.empty() ? batch.rows : std::ssize(batch.cu_seqlens) - 1;
+}
+
+std::pair<int64_t, int64_t> places_of(const Batch& batch, int64_t window) {
+  if (batch.cu_seqlens.empty()) return {window * batch.length, (window + 1) * batch.length};
+  return {batch.cu_seqlens[window], batch.cu_seqlens[window + 1]};
+}
+
+// Windows as text, cut at the padding: inputs, targets with '.' for none.
+std::string input_text(const Batch& batch, int64_t window) {
   std::string text;
-  for (int64_t i = 0; i < batch.length; ++i) {
-    const int64_t at = row * batch.length + i;
+  const auto [begin, end] = places_of(batch, window);
+  for (int64_t at = begin; at < end; ++at) {
     if (batch.padding[at] == 0) text += alphabet().decode(std::span(&batch.tokens[at], 1));
   }
   return text;
 }
 
-std::string target_text(const Batch& batch, int64_t row) {
+std::string target_text(const Batch& batch, int64_t window) {
   std::string text;
-  for (int64_t i = 0; i < batch.length; ++i) {
-    const int64_t at = row * batch.length + i;
+  const auto [begin, end] = places_of(batch, window);
+  for (int64_t at = begin; at < end; ++at) {
     if (batch.padding[at] != 0) continue;
     text += batch.targets[at] < 0 ? "." : alphabet().decode(std::span(&batch.targets[at], 1));
   }
@@ -75,6 +85,7 @@ void expect_same(const Batch& a, const Batch& b) {
   ASSERT_EQ(a.tokens, b.tokens);
   ASSERT_EQ(a.targets, b.targets);
   ASSERT_EQ(a.padding, b.padding);
+  ASSERT_EQ(a.cu_seqlens, b.cu_seqlens);
   ASSERT_EQ(a.num_tokens, b.num_tokens);
   ASSERT_EQ(a.num_targets, b.num_targets);
 }
@@ -83,7 +94,14 @@ void expect_same(const Batch& a, const Batch& b) {
 void expect_well_formed(const Batch& batch, const BatchOptions& options) {
   const int64_t places = batch.rows * batch.length;
   ASSERT_GT(batch.rows, 0);
-  ASSERT_LE(batch.length, options.length);
+  const bool packed = options.windowing == Windowing::kPacked;
+  ASSERT_EQ(batch.cu_seqlens.empty(), !packed);
+  if (packed) {
+    ASSERT_EQ(batch.rows, 1);
+    ASSERT_EQ(batch.cu_seqlens.front(), 0);
+    ASSERT_EQ(batch.cu_seqlens.back(), batch.length);
+    ASSERT_EQ(batch.num_tokens, batch.length) << "no padding";
+  }
   ASSERT_LE(places, options.tokens_per_batch);
   ASSERT_EQ(static_cast<int64_t>(batch.tokens.size()), places);
   ASSERT_EQ(static_cast<int64_t>(batch.targets.size()), places);
@@ -91,10 +109,13 @@ void expect_well_formed(const Batch& batch, const BatchOptions& options) {
   int64_t num_tokens = 0;
   int64_t num_targets = 0;
   bool full_row = false;
-  for (int64_t row = 0; row < batch.rows; ++row) {
+  for (int64_t window = 0; window < num_windows(batch); ++window) {
     bool row_has_target = false;
     bool padded = false;
-    for (int64_t at = row * batch.length; at < (row + 1) * batch.length; ++at) {
+    const auto [begin, end] = places_of(batch, window);
+    ASSERT_LT(begin, end);
+    ASSERT_LE(end - begin, options.length);
+    for (int64_t at = begin; at < end; ++at) {
       ASSERT_FALSE(padded && batch.padding[at] == 0) << "padding stands only at the end";
       padded = batch.padding[at] != 0;
       ASSERT_EQ(padded, batch.tokens[at] == alphabet().pad());
@@ -133,7 +154,9 @@ INSTANTIATE_TEST_SUITE_P(Batches, EveryKind,
                          ::testing::Values(Kind{Objective::kNextToken, Windowing::kCrop},
                                            Kind{Objective::kNextToken, Windowing::kConcat},
                                            Kind{Objective::kMaskedLm, Windowing::kCrop},
-                                           Kind{Objective::kMaskedLm, Windowing::kConcat}),
+                                           Kind{Objective::kMaskedLm, Windowing::kConcat},
+                                           Kind{Objective::kNextToken, Windowing::kPacked},
+                                           Kind{Objective::kMaskedLm, Windowing::kPacked}),
                          ::testing::PrintToStringParamName());
 
 TEST_P(EveryKind, BatchesAreWellFormedAndWithinTheBudget) {
@@ -212,7 +235,7 @@ std::multiset<std::string> eval_rows(const SequenceSet& set, const BatchOptions&
   std::multiset<std::string> rows;
   for (int64_t i = 0; i < eval.size(); ++i) {
     const Batch batch = eval.batch(i);
-    for (int64_t row = 0; row < batch.rows; ++row) {
+    for (int64_t row = 0; row < num_windows(batch); ++row) {
       rows.insert(input_text(batch, row) + " " + target_text(batch, row));
     }
   }
@@ -222,6 +245,28 @@ std::multiset<std::string> eval_rows(const SequenceSet& set, const BatchOptions&
 TEST_P(EveryKind, EvaluationDoesNotDependOnTheBatchSize) {
   const SequenceSet set = random_set(100, 60, 2);
   EXPECT_EQ(eval_rows(set, options(32, 32)), eval_rows(set, options(32, 1000)));
+}
+
+TEST(PackedBatches, HoldTheWindowsOfCrops) {
+  const SequenceSet set = random_set(100, 60, 2);
+  for (const Objective objective : {Objective::kNextToken, Objective::kMaskedLm}) {
+    const auto rows = [&](Windowing windowing) {
+      return eval_rows(set, options_for(objective, windowing, 32, 150));
+    };
+    EXPECT_EQ(rows(Windowing::kPacked), rows(Windowing::kCrop));
+  }
+}
+
+TEST(PackedBatches, FillTheirRows) {
+  const SequenceSet set = random_set(500, 60, 2);
+  TrainBatches batches(set, alphabet(),
+                       options_for(Objective::kNextToken, Windowing::kPacked, 64, 1000));
+  int64_t tokens = 0;
+  const int64_t count = batches.batches_in_epoch();
+  for (int64_t i = 0; i < count; ++i) tokens += batches.next().num_tokens;
+  EXPECT_EQ(tokens, set.num_tokens() + set.size()) << "begin and letters; the end is a target";
+  // A row lacks less than one window; the last one of an epoch may be nearly empty.
+  EXPECT_GT(tokens, (count - 1) * (1000 - 64));
 }
 
 TEST_P(EveryKind, PositionsThatDoNotExistAreRefused) {
@@ -495,11 +540,13 @@ TEST(BatchOptions, RefusesWhatCannotWork) {
 
 TEST(BatchOptions, WordsRoundTrip) {
   EXPECT_EQ(objective_from_string("masked_lm"), Objective::kMaskedLm);
-  EXPECT_EQ(windowing_from_string("concat"), Windowing::kConcat);
+  for (const auto windowing : {Windowing::kCrop, Windowing::kConcat, Windowing::kPacked}) {
+    EXPECT_EQ(windowing_from_string(to_string(windowing)), windowing);
+  }
   EXPECT_EQ(message_of<favor::Error>([] { objective_from_string("mlm"); }),
             "objective is 'mlm', expected next_token | masked_lm");
   EXPECT_EQ(message_of<favor::Error>([] { windowing_from_string("cut"); }),
-            "windowing is 'cut', expected crop | concat");
+            "windowing is 'cut', expected crop | concat | packed");
 }
 
 TEST(EmpiricalBaseline, SmoothsByOneAndGuessesTheMostFrequentToken) {

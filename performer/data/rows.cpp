@@ -79,21 +79,27 @@ Batch make_batch(const std::vector<Window>& windows, const Tokenizer& tokenizer,
                  const BatchOptions& options,
                  const std::function<favor::RandomStream(int64_t)>& mask_stream) {
   const int64_t target_only = window_tokens(options) - options.length;
+  const bool packed = options.windowing == Windowing::kPacked;
+  const auto length_of = [&](const Window& window) { return std::ssize(window) - target_only; };
   Batch batch;
-  batch.rows = static_cast<int64_t>(windows.size());
+  batch.rows = packed ? 1 : std::ssize(windows);
+  if (packed) batch.cu_seqlens = {0};
   for (const Window& window : windows) {
-    batch.length = std::max(batch.length, static_cast<int64_t>(window.size()) - target_only);
+    batch.length = packed ? batch.length + length_of(window)
+                          : std::max<int64_t>(batch.length, length_of(window));
+    if (packed) batch.cu_seqlens.push_back(batch.length);
   }
   batch.tokens.assign(batch.rows * batch.length, tokenizer.pad());
   batch.targets.assign(batch.rows * batch.length, -1);
   batch.padding.assign(batch.rows * batch.length, 1);
-  for (int64_t row = 0; row < batch.rows; ++row) {
+  for (int64_t row = 0; row < std::ssize(windows); ++row) {
     const Window& window = windows[row];
-    const int64_t count = static_cast<int64_t>(window.size()) - target_only;
-    int64_t* tokens = batch.tokens.data() + row * batch.length;
-    int64_t* targets = batch.targets.data() + row * batch.length;
+    const int64_t count = length_of(window);
+    const int64_t begin = packed ? batch.cu_seqlens[row] : row * batch.length;
+    int64_t* tokens = batch.tokens.data() + begin;
+    int64_t* targets = batch.targets.data() + begin;
     std::copy_n(window.begin(), count, tokens);
-    std::fill_n(batch.padding.begin() + row * batch.length, count, uint8_t{0});
+    std::fill_n(batch.padding.begin() + begin, count, uint8_t{0});
     if (options.objective == Objective::kNextToken) {
       std::copy_n(window.begin() + 1, count, targets);
     } else {

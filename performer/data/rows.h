@@ -41,8 +41,8 @@ class JoinedStream {
   std::vector<int64_t> starts_ = {0};  // of the end token before each sequence, and of the last one
 };
 
-/// Pads the windows to one length and sets the targets. `mask_stream(row)` gives the generator of a
-/// row's corruption (masked LM only).
+/// Pads the windows to one length, or packs them into one row, and sets the targets.
+/// `mask_stream(i)` gives the generator of a window's corruption (masked LM only).
 Batch make_batch(const std::vector<Window>& windows, const Tokenizer& tokenizer,
                  const BatchOptions& options,
                  const std::function<favor::RandomStream(int64_t)>& mask_stream);

@@ -28,7 +28,7 @@ ScheduleKind schedule_kind_from_string(std::string_view word);
 
 /// What is trained on.
 struct DataConfig {
-  std::string data;       ///< FASTA file, `-` for standard input
+  std::string data;       ///< token file or FASTA file, `-` for standard input
   int64_t length = 1024;  ///< tokens per row at most
   Windowing windowing = Windowing::kConcat;
   int64_t batch_tokens = 8192;    ///< tokens per forward pass, padding included

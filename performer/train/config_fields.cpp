@@ -57,7 +57,7 @@ struct Words<ScheduleKind> {
 };
 template <>
 struct Words<Windowing> {
-  static constexpr const char* kList = "crop|concat";
+  static constexpr const char* kList = "crop|concat|packed";
   static Windowing read(std::string_view word) { return windowing_from_string(word); }
 };
 
@@ -223,10 +223,11 @@ std::vector<Field> make_fields() {
 
   list.group("Data");
   list.add("data", kFixed, PERFORMER_FIELD(data.data),
-           "FASTA file, .gz or not; - is standard input");
+           "token file, or FASTA, .gz or not; - is standard input");
   list.add("length", kFixed, PERFORMER_FIELD(data.length), "tokens per row");
-  list.add("windowing", kFixed, PERFORMER_FIELD(data.windowing),
-           "crop records, or concat them to rows of equal length");
+  list.add(
+      "windowing", kFixed, PERFORMER_FIELD(data.windowing),
+      "crop records; concat them to rows of equal length; or crop and keep them packed in one row");
   list.add("batch_tokens", kFixed, PERFORMER_FIELD(data.batch_tokens), "tokens per forward pass");
   list.add("mask_fraction", kFixed, PERFORMER_FIELD(data.mask_fraction),
            "share of letters to predict (models that are not causal)");

@@ -18,6 +18,11 @@ BatchTensors to_tensors(const Batch& batch, bool causal) {
   BatchTensors tensors;
   tensors.tokens = view(batch.tokens.data(), torch::kInt64);
   tensors.targets = view(batch.targets.data(), torch::kInt64);
+  if (!batch.cu_seqlens.empty()) {
+    tensors.layout.cu_seqlens =
+        torch::from_blob(const_cast<int64_t*>(batch.cu_seqlens.data()),
+                         {static_cast<int64_t>(batch.cu_seqlens.size())}, torch::kInt64);
+  }
   // Padding stands at the end of a row, where no earlier position of a causal model sees it.
   if (!causal && batch.num_tokens < batch.rows * batch.length) {
     tensors.layout.key_padding_mask = view(batch.padding.data(), torch::kBool);

@@ -15,6 +15,7 @@
 #include "favor/random.h"
 #include "performer/data/safetensors.h"
 #include "performer/train/checkpoint.h"
+#include "performer/train/evaluate.h"
 #include "performer/train/run_folder.h"
 #include "performer/train/trainer.h"
 
@@ -177,14 +178,15 @@ TEST_F(Train, LearnsWhatTheContextTells) {
 
 TEST_F(Train, ResumedRunEqualsStraightRunBitForBit) {
   const std::string data = random_fasta(120);
-  for (const bool causal : {true, false}) {
-    const std::string kind = causal ? "causal" : "masked";
+  for (const Windowing windowing : {Windowing::kConcat, Windowing::kCrop, Windowing::kPacked}) {
+    const bool causal = windowing != Windowing::kCrop;
+    const std::string kind = to_string(windowing);
     const auto configure = [&](const std::string& run) {
       TrainConfig config = tiny(data, run + kind);
       config.model.causal = causal;
       config.model.dropout = 0.1;
       config.model.attention.redraw_interval = 3;
-      config.data.windowing = causal ? Windowing::kConcat : Windowing::kCrop;
+      config.data.windowing = windowing;
       config.optimizer.accumulate = 2;
       config.optimizer.schedule = ScheduleKind::kCosine;
       return config;
@@ -203,6 +205,28 @@ TEST_F(Train, ResumedRunEqualsStraightRunBitForBit) {
       parts.run.resume = "auto";
       EXPECT_EQ(train(parts).steps, 20);
       expect_same_run(straight.run.out, parts.run.out, 20);
+    }
+  }
+}
+
+TEST_F(Train, PackedRowsScoreAsPaddedOnes) {
+  const Tokenizer tokenizer = Tokenizer::protein();
+  const SplitSequences data = read_fasta_splits({random_fasta(60)}, tokenizer, {0, 0, 0});
+  for (const AttentionMethod method : {AttentionMethod::kFavor, AttentionMethod::kExact}) {
+    for (const bool causal : {true, false}) {
+      TrainConfig config = tiny("", "run");
+      config.model.causal = causal;
+      config.model.attention.method = method;
+      config.data.length = 48;  // some records are cut
+      LanguageModel model(config.model);
+      const auto score = [&](Windowing windowing) {
+        config.data.windowing = windowing;
+        return evaluate(model, EvalBatches(data.train, tokenizer, config.batch_options()));
+      };
+      const EvalScore packed = score(Windowing::kPacked), padded = score(Windowing::kCrop);
+      EXPECT_EQ(packed.num_targets, padded.num_targets);
+      EXPECT_NEAR(packed.loss, padded.loss, 1e-5);
+      EXPECT_EQ(packed.accuracy, padded.accuracy);
     }
   }
 }
