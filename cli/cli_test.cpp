@@ -339,6 +339,108 @@ TEST_F(Cli, TrainEvalGenerateAndInfoWorkTogether) {
   expect_error(train("run"), 1, {"holds a run already", "--force"});
 }
 
+TEST_F(Cli, DataIsPreparedShownAndWrittenBack) {
+  std::ofstream(path("clusters.tsv")) << "r3\tr3\nr3\tr4\nr3\tr5\nr6\tr6\n";
+  const std::vector<std::string> prepare = {"data",
+                                            "prepare",
+                                            path("data.fasta"),
+                                            "-o",
+                                            path("x.tokens"),
+                                            "--ood-clusters",
+                                            path("clusters.tsv"),
+                                            "--ood-min-cluster",
+                                            "3",
+                                            "--valid-fraction",
+                                            "0.1",
+                                            "--test-fraction",
+                                            "0.1"};
+  const Outcome made = run(prepare);
+  ASSERT_EQ(made.status, 0) << made.err;
+  EXPECT_NE(made.out.find("120 records"), std::string::npos) << made.out;
+  EXPECT_NE(made.out.find("1 of 2 clusters are held out, 116 sequences are in no cluster"),
+            std::string::npos)
+      << made.out;
+  EXPECT_NE(made.err.find("peak memory"), std::string::npos) << made.err;
+  expect_error(run(prepare), 1, {"x.tokens exists"});
+
+  const Outcome stats = run({"data", "stats", path("x.tokens")});
+  EXPECT_EQ(stats.out, made.out);
+  const json shown = json::parse(run({"data", "stats", path("x.tokens"), "--json"}).out);
+  EXPECT_EQ(shown["sets"]["all"]["sequences"], 120);
+  EXPECT_EQ(shown["sets"]["ood"]["sequences"], 3);
+
+  const Outcome ood = run({"data", "export", path("x.tokens"), "--split", "ood"});
+  EXPECT_TRUE(ood.out.starts_with(">r3\n")) << ood.out;
+  EXPECT_EQ(std::count(ood.out.begin(), ood.out.end(), '>'), 3);
+  ASSERT_EQ(run({"data", "export", path("x.tokens"), "-o", path("back.fasta")}).status, 0);
+  ASSERT_EQ(run({"data", "prepare", path("back.fasta"), "-o", path("y.tokens"), "--quiet"}).status,
+            0);
+  const json again = json::parse(run({"data", "stats", path("y.tokens"), "--json"}).out);
+  EXPECT_EQ(again["sets"]["all"], shown["sets"]["all"]);
+}
+
+TEST_F(Cli, DataNamesWhatIsWrong) {
+  expect_error(run({"data"}), 2, {"no command given, expected prepare, stats or export"});
+  expect_error(run({"data", "prepair"}), 2, {"'prepair'", "did you mean prepare?"});
+  expect_error(run({"data", "prepare", "-o", path("x")}), 2, {"data prepare: INPUT is missing"});
+  expect_error(run({"data", "prepare", path("data.fasta")}), 2, {"--output is missing"});
+  expect_error(
+      run({"data", "prepare", path("data.fasta"), "-o", path("x"), "--ood-fraction", "0.5"}), 2,
+      {"without --ood-clusters"});
+  expect_error(
+      run({"data", "prepare", path("data.fasta"), "-o", path("x"), "--valid-fraction", "2"}), 2,
+      {"valid_fraction is 2"});
+  expect_error(run({"data", "prepare", path("data.fasta"), "-o", path("x"), "--ood-go", "GO:1"}), 2,
+               {"'GO:1' is no term"});
+  expect_error(run({"data", "stats"}), 2, {"data stats: FILE is missing"});
+  expect_error(run({"data", "export"}), 2, {"data export: FILE is missing"});
+  expect_error(run({"data", "stats", path("data.fasta")}), 1, {"byte 0: ", "a token file"});
+  expect_error(run({"data", "export", path("data.fasta"), "--split", "old"}), 2,
+               {"'old', expected train | valid | test | ood | all"});
+  ASSERT_EQ(run({"data", "prepare", path("data.fasta"), "-o", path("x")}).status, 0);
+  fs::resize_file(path("x"), fs::file_size(path("x")) - 1);
+  expect_error(run({"data", "stats", path("x")}), 1, {"x: byte 16: the file has ", "(cut off?)"});
+  expect_error(run({"train", "--data", path("x"), "--out", path("run"), "--quiet"}), 1,
+               {"(cut off?)"});
+}
+
+TEST_F(Cli, TokenFilesTrainAsTheirFastaDoes) {
+  ASSERT_EQ(run({"data", "prepare", path("data.fasta"), "-o", path("x.tokens"), "--valid-fraction",
+                 "0.1", "--test-fraction", "0.1"})
+                .status,
+            0);
+  ASSERT_EQ(train("fasta").status, 0);
+  std::vector<std::string> arguments = train_arguments("tokens");
+  arguments[2] = path("x.tokens");
+  // Fractions of a run do not touch a division that is stored.
+  const auto valid = std::find(arguments.begin(), arguments.end(), "--valid-fraction");
+  *(valid + 1) = "0.4";
+  arguments.pop_back();  // --quiet
+  const Outcome tokens = run(arguments);
+  ASSERT_EQ(tokens.status, 0) << tokens.err;
+  EXPECT_NE(tokens.err.find("token file of 120 sequences"), std::string::npos) << tokens.err;
+  EXPECT_NE(tokens.err.find("valid_fraction, test_fraction and split_seed do not apply"),
+            std::string::npos);
+  EXPECT_EQ(read_file(path("fasta/checkpoint-30/model.safetensors")),
+            read_file(path("tokens/checkpoint-30/model.safetensors")));
+
+  const auto eval = [&](const std::string& model, const std::vector<std::string>& more) {
+    std::vector<std::string> words = {"eval", "--model", path(model), "--json", "--quiet"};
+    words.insert(words.end(), more.begin(), more.end());
+    return json::parse(run(words).out);
+  };
+  const json expected = eval("fasta", {});
+  for (const json& result : {eval("tokens", {}), eval("fasta", {"--data", path("x.tokens")})}) {
+    EXPECT_EQ(result["split"], "test");
+    EXPECT_EQ(result["loss"], expected["loss"]);
+  }
+  EXPECT_EQ(eval("tokens", {"--split", "all"})["sequences"], 120);
+  const json some = eval("tokens", {"--split", "train", "--max-tokens", "200"});
+  EXPECT_LT(some["targets"].get<int>(), 220);
+  expect_error(run({"eval", "--model", path("tokens"), "--split", "ood", "--quiet"}), 1,
+               {"has no sequence in ood"});
+}
+
 TEST_F(Cli, GenerateReachesAsFarAsTheModelAndReportsChangesToThePrompt) {
   ASSERT_EQ(train("run", {"--positions", "learned"}).status, 0);
   const Outcome sampled = run({"generate", "--model", path("run"), "--prompt", "mk-J", "--json"});

@@ -10,6 +10,7 @@
 
 #include "cli/command.h"
 #include "favor/check.h"
+#include "performer/data/token_file.h"
 #include "performer/train/checkpoint.h"
 #include "performer/train/evaluate.h"
 #include "performer/train/run_folder.h"
@@ -22,10 +23,12 @@ using nlohmann::json;
 
 const SequenceSet& split_named(const SplitSequences& splits, const std::string& name) {
   if (name == "train") return splits.train;
+  if (name == "ood") return splits.ood;
   return name == "valid" ? splits.valid : splits.test;
 }
 
 SequenceSet all_of(SplitSequences splits) {
+  if (splits.stored) return splits.all;
   SequenceSet all = std::move(splits.train);
   for (const SequenceSet* part : {&splits.valid, &splits.test}) {
     for (int64_t i = 0; i < part->size(); ++i) all.add((*part)[i]);
@@ -48,6 +51,7 @@ int run_eval(const Command& command, const std::vector<std::string>& arguments) 
   std::string split;
   std::string output;
   int64_t length = 0;
+  int64_t max_tokens = 0;
   int64_t batch_tokens = 0;
   int64_t threads = 0;
   bool json_wanted = false;
@@ -55,9 +59,13 @@ int run_eval(const Command& command, const std::vector<std::string>& arguments) 
   bool quiet = false;
   Options options(command);
   options.add("--model", model, "run, checkpoint or model folder");
-  options.add("-i,--data", data, "FASTA file; without it the data of the model's run");
+  options.add("-i,--data", data,
+              "token file or FASTA file; without it the data of the model's run");
   options.add("--split", split,
-              "train, valid, test or all; without it test of the run, all of --data");
+              "train, valid, test, all, or ood of a token file; without it test, but all of a "
+              "FASTA file given by --data");
+  options.add("--max-tokens", max_tokens,
+              "whole sequences drawn until there are so many tokens; 0: all");
   options.add("--length", length, "tokens per row; 0: as in training");
   options.add("--batch-tokens", batch_tokens, "tokens per forward pass; 0: as in training");
   options.add("-t,--threads", threads, "0: all cores");
@@ -69,11 +77,13 @@ int run_eval(const Command& command, const std::vector<std::string>& arguments) 
     std::fputs(options.help().c_str(), stdout);
     return 0;
   }
-  if (split.empty()) split = data.empty() ? "test" : "all";
+  if (split.empty()) split = data.empty() || TokenFile::recognises(data) ? "test" : "all";
   try {
     FAVOR_CHECK(!model.empty(), "--model is missing, expected a run, checkpoint or model folder");
-    FAVOR_CHECK(split == "train" || split == "valid" || split == "test" || split == "all",
-                "--split is '", split, "', expected train, valid, test or all");
+    FAVOR_CHECK(
+        split == "train" || split == "valid" || split == "test" || split == "ood" || split == "all",
+        "--split is '", split, "', expected train, valid, test, ood or all");
+    FAVOR_CHECK(max_tokens >= 0, "--max-tokens is ", max_tokens, ", expected at least 0");
     FAVOR_CHECK(threads >= 0 && threads <= 1024, "--threads is ", threads,
                 ", expected 0 (all cores) to 1024");
     FAVOR_CHECK(length == 0 || length >= 2, "--length is ", length, ", expected 0 or at least 2");
@@ -100,11 +110,12 @@ int run_eval(const Command& command, const std::vector<std::string>& arguments) 
   if (batch_tokens > 0) config.data.batch_tokens = batch_tokens;
   config.data.batch_tokens = std::max(config.data.batch_tokens, config.data.length);
   if (data.empty() && (!run || run->data.data == "-")) {
-    throw std::runtime_error(message("eval: --data is missing, expected a FASTA file (", model,
-                                     " belongs to no run whose data could be read again)"));
+    throw std::runtime_error(
+        message("eval: --data is missing, expected a token file or FASTA file (", model,
+                " belongs to no run whose data could be read again)"));
   }
   const auto read = [&](const std::string& path) {
-    SplitSequences splits = read_fasta_splits({path}, loaded.tokenizer, config.split_options());
+    SplitSequences splits = read_splits(path, loaded.tokenizer, config.split_options());
     if (!quiet) std::fprintf(stderr, "%s: %s\n", path.c_str(), splits.summary().c_str());
     return splits;
   };
@@ -120,6 +131,11 @@ int run_eval(const Command& command, const std::vector<std::string>& arguments) 
     train = source == run->data.data ? splits.train : read(run->data.data).train;
   }
   if (split == "all") chosen = all_of(std::move(splits));
+  if (chosen.size() == 0) {
+    throw std::runtime_error(
+        message("eval: ", source, " has no sequence in ", split, ", expected at least one"));
+  }
+  if (max_tokens > 0) chosen = chosen.sample(max_tokens, config.data.split_seed);
 
   const BatchOptions batch_options = config.batch_options();
   const EvalBatches batches(chosen, loaded.tokenizer, batch_options);

@@ -18,7 +18,9 @@ using performer::cli::Command;
 constexpr Command kCommands[] = {
     {"info", "show versions and instruction sets, or what a model or run is made of",
      "performer info runs/demo", performer::cli::run_info},
-    {"train", "train a model from a FASTA file",
+    {"data", "prepare token files, the form in which large sets are trained on",
+     "performer data prepare proteins.fasta.gz -o proteins.tokens", performer::cli::run_data},
+    {"train", "train a model from a FASTA or token file",
      "performer train --preset protein-demo --data proteins.fasta.gz --out runs/demo",
      performer::cli::run_train},
     {"eval", "measure perplexity and accuracy beside the empirical baseline",
@@ -48,7 +50,7 @@ std::string help_text() {
 int dispatch(const std::vector<std::string>& arguments) {
   if (arguments.empty()) {
     throw performer::cli::UsageError(
-        "no command given, expected one of info, train, eval, generate, bench, "
+        "no command given, expected one of info, data, train, eval, generate, bench, "
         "report, tokenize (performer --help)");
   }
   const std::string& name = arguments.front();

@@ -73,7 +73,8 @@ class Trainer {
         hooks_(hooks),
         progress_(config.run.quiet, hooks.terminal),
         tokenizer_(Tokenizer::protein()),
-        data_(read_fasta_splits({config.data.data}, tokenizer_, config.split_options())),
+        data_(read_splits(config.data.data, tokenizer_, config.split_options())),
+        train_fingerprint_(data_.train.fingerprint()),
         valid_(config.run.eval_tokens > 0
                    ? data_.valid.sample(config.run.eval_tokens, config.data.split_seed)
                    : data_.valid),
@@ -94,10 +95,10 @@ class Trainer {
   void resume(const std::string& checkpoint) {
     state_ = load_checkpoint(checkpoint, model_, optimizer_);
     if (state_.train_sequences != data_.train.size() ||
-        state_.train_fingerprint != data_.train.fingerprint()) {
+        state_.train_fingerprint != train_fingerprint_) {
       throw std::runtime_error(message(
           "train: ", config_.data.data, " gives ", data_.train.size(),
-          " training sequences with fingerprint ", data_.train.fingerprint(), ", expected ",
+          " training sequences with fingerprint ", train_fingerprint_, ", expected ",
           state_.train_sequences, " with ", state_.train_fingerprint, " (those of ", checkpoint,
           "; a run goes on with the data it began with, --init-from takes its weights to others)"));
     }
@@ -289,7 +290,7 @@ class Trainer {
       state_.rng = rng_state();
       state_.data = batches_.position();
       state_.train_sequences = data_.train.size();
-      state_.train_fingerprint = data_.train.fingerprint();
+      state_.train_fingerprint = train_fingerprint_;
       last_checkpoint_ =
           save_checkpoint(config_.run.out, model_, tokenizer_,
                           start_token(config_.data.windowing, tokenizer_), optimizer_, state_);
@@ -318,6 +319,7 @@ class Trainer {
   Progress progress_;
   Tokenizer tokenizer_;
   SplitSequences data_;
+  int64_t train_fingerprint_;
   SequenceSet valid_;
   TrainBatches batches_;
   EvalBatches valid_batches_;
@@ -408,7 +410,7 @@ void prepare_folder(const RunConfig& run) {
 
 TrainResult train(const TrainConfig& config, const TrainHooks& hooks) {
   config.check();
-  FAVOR_CHECK(!config.data.data.empty(), "--data is empty, expected a FASTA file");
+  FAVOR_CHECK(!config.data.data.empty(), "--data is empty, expected a token file or a FASTA file");
   FAVOR_CHECK(!config.run.out.empty(), "--out is empty, expected a folder for the run");
   if (config.run.threads > 0) at::set_num_threads(static_cast<int>(config.run.threads));
   std::optional<std::string> checkpoint;
