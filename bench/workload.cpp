@@ -51,10 +51,31 @@ Tensor random_tensor(uint64_t stream, const Shape& s, int64_t L, int64_t D, doub
 }
 
 // Row t of every head as a [B, H, 1, D] view.
-View4<float> token(const Tensor& tensor, int64_t t) {
-  View4<float> view = tensor.view();
-  view.data += t * tensor.D;
+View4<float> token(View4<float> view, int64_t t) {
+  view.data += t * view.strides[2];
   view.sizes[2] = 1;
+  return view;
+}
+
+// A copy with the heads of a token side by side in memory, as a model hands them to a step.
+Tensor by_tokens(const Tensor& tensor) {
+  Tensor copy(tensor.B, tensor.L, tensor.H, tensor.D);
+  const View4<float> from = tensor.view(), to = copy.view();
+  for (int64_t b = 0; b < tensor.B; ++b) {
+    for (int64_t h = 0; h < tensor.H; ++h) {
+      for (int64_t t = 0; t < tensor.L; ++t) {
+        std::copy_n(from.row(b, h, t), tensor.D, to.row(b, t, h));
+      }
+    }
+  }
+  return copy;
+}
+
+// What by_tokens has copied, as [B, H, L, D].
+View4<float> by_heads(const Tensor& tensor) {
+  View4<float> view = tensor.view();
+  std::swap(view.sizes[1], view.sizes[2]);
+  std::swap(view.strides[1], view.strides[2]);
   return view;
 }
 
@@ -174,7 +195,10 @@ Workload::Workload(const Inputs& inputs, Op op, Map map)
   exact_params_.is_causal = op == Op::kCausal;
   exact_params_.window = s.window;
   exact_params_.sinks = s.sinks;
-  if (op == Op::kDecodeStep) return;
+  if (op == Op::kDecodeStep) {
+    steps_ = {by_tokens(inputs.q), by_tokens(inputs.k), by_tokens(inputs.v)};
+    return;
+  }
   dq_ = Tensor(s.B, s.H, s.L, s.D);
   dk_ = Tensor(s.B, s.H, s.S, s.D);
   dv_ = Tensor(s.B, s.H, s.S, s.E);
@@ -250,8 +274,8 @@ void Workload::run(Pass pass) {
   const bool causal = op_ == Op::kCausal;
   if (op_ == Op::kDecodeStep) {
     for (int64_t t = 0; t < inputs_.shape.L; ++t) {
-      decode_step(params_, token(inputs_.q, t), token(inputs_.k, t), token(inputs_.v, t),
-                  decode_state_, token(out_, t));
+      decode_step(params_, token(by_heads(steps_.q), t), token(by_heads(steps_.k), t),
+                  token(by_heads(steps_.v), t), decode_state_, token(out, t));
     }
   } else if (exact_ && pass == Pass::kForward) {
     exact_forward<float>(exact_params_, q, k, v, out, normalizer_.data.get());

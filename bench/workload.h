@@ -95,6 +95,11 @@ class Workload {
   std::vector<uint8_t> chunk_starts_;
   Saved<float> saved_;
   Halves halves_;
+  /// Inputs of decoding: [B, L, H, D].
+  struct Steps {
+    Tensor q, k, v;
+  };
+  Steps steps_;
   DecodeState decode_state_;
 };
 

@@ -42,13 +42,17 @@ void check_map_parameters(const char* op, const AttentionParams<T>& params, int6
   }
 }
 
+/// Who reads a plan.
+enum class Reader { kPass, kStep };
+
 /// Replaces structured matrices by dense ones where the kernels have no transform for them: maps
-/// that change or double the rows, and blocks that are too large.
+/// that change the rows or, but for single steps, double them, and blocks that are too large.
 template <class T>
-void expand_structured(Plan<T>& plan) {
+void expand_structured(Reader reader, Plan<T>& plan) {
   if (plan.structured == nullptr) return;
-  const bool changes_rows = is_fitted(plan.feature_map) || plan.rows != plan.M;
-  if (!changes_rows && plan.structured->block_rows <= kLargestFastBlock) return;
+  const bool doubles_rows = plan.rows != plan.M && reader == Reader::kPass;
+  const bool transforms = !is_fitted(plan.feature_map) && !doubles_rows;
+  if (transforms && plan.structured->block_rows <= kLargestFastBlock) return;
   for (int64_t p = 0; p < plan.P; ++p) {
     const std::vector<float> dense = plan.structured[p].to_dense();
     plan.expanded.insert(plan.expanded.end(), dense.begin(), dense.end());
@@ -59,7 +63,8 @@ void expand_structured(Plan<T>& plan) {
 
 /// Checks the feature map and its matrix; sets M, R, P and what the map is made of.
 template <class T>
-void plan_feature_map(const char* op, const AttentionParams<T>& params, Plan<T>& plan) {
+void plan_feature_map(const char* op, const AttentionParams<T>& params, Reader reader,
+                      Plan<T>& plan) {
   const FeatureMapKind kind = params.feature_map;
   const std::string map = to_string(kind);
   plan.feature_map = kind;
@@ -96,7 +101,7 @@ void plan_feature_map(const char* op, const AttentionParams<T>& params, Plan<T>&
                 " words of signs and ", matrix.row_scales.size(), " scales in blocks of ",
                 matrix.block_rows, " rows, expected what draw_structured_projection gives");
   }
-  expand_structured(plan);
+  expand_structured(reader, plan);
   enter_scale(op, params, plan);
 
   plan.eps = resolve_feature_eps(params);
@@ -139,10 +144,10 @@ void check_window(const char* op, const Plan<T>& plan) {
 template <class T>
 Plan<Compute<T>> make_plan(const char* op, const AttentionParams<Compute<T>>& params,
                            const View4<const T>& q, const View4<const T>& k,
-                           const View4<const T>& v) {
+                           const View4<const T>& v, Reader reader = Reader::kPass) {
   Plan<Compute<T>> plan;
   enter_tensors(op, q, k, v, plan);
-  plan_feature_map(op, params, plan);
+  plan_feature_map(op, params, reader, plan);
   checked_product(op, {plan.P + 1, plan.M + 64, plan.D + plan.E + 64, int64_t{4}});
   enter_keys(op, params, "goes through features", plan);
   check_window(op, plan);
@@ -193,17 +198,6 @@ void check_causal(const char* op, const Plan<T>& plan) {
               "the maximum over later keys too)");
 }
 
-/// Whether the fast decoding step knows the call. Its relu features have no stabiliser, which key
-/// weights of earlier tokens may have raised.
-bool decode_kernel_serves(const Plan<float>& plan, const DecodeState& state) {
-  const auto is_zero = [](float x) { return x == 0.0f; };
-  const bool relu = plan.feature_map == FeatureMapKind::kRelu && plan.key_log_weight == nullptr &&
-                    std::all_of(state.c.begin(), state.c.end(), is_zero);
-  const bool exponential = plan.feature_map == FeatureMapKind::kPositive ||
-                           plan.feature_map == FeatureMapKind::kHyperbolic;
-  return (relu || (exponential && plan.eps == 0)) && plan.renormalize;
-}
-
 /// Whether bfloat16_forward_kernel knows the call.
 bool pairs_serve(const Plan<float>& plan) {
   return plan.feature_map == FeatureMapKind::kPositive && plan.eps == 0 && plan.renormalize &&
@@ -214,7 +208,7 @@ template <class T>
 void decode_step_on(const AttentionParams<float>& params, View4<const T> q, View4<const T> k,
                     View4<const T> v, DecodeState& state, View4<T> out) {
   const char* op = "decode_step";
-  const Plan<float> plan = make_plan(op, params, q, k, v);
+  const Plan<float> plan = make_plan(op, params, q, k, v, Reader::kStep);
   check_causal(op, plan);
   FAVOR_CHECK(plan.L == 1 && plan.S == 1, op, ": q and k have lengths ", plan.L, " and ", plan.S,
               ", expected 1 and 1");
@@ -224,14 +218,8 @@ void decode_step_on(const AttentionParams<float>& params, View4<const T> q, View
               ", expected 0 (hybrid_decode_step has a state that holds keys)");
   check_shape(op, "out", out, {plan.B, plan.H, 1, plan.E}, "[B, H, 1, E]");
   check_state(op, "state", plan, state);
-  if (decode_kernel_serves(plan, state)) {
-    make_steppable(state);
-    decode_step_kernel(plan, state, out);
-  } else {
-    flush(state);
-    reference::decode_step(params, Widened(q).view(), Widened(k).view(), Widened(v).view(), state,
-                           Widened(out).view());
-  }
+  make_steppable(state);
+  decode_step_kernel(plan, state, out);
 }
 
 std::atomic<bool> poison_scratch{false};
@@ -416,7 +404,7 @@ void check_call(const char* op, const AttentionParams<float>& params, View4<cons
 void answer_from_state(const AttentionParams<float>& params, View4<const float> q,
                        View4<const float> k, View4<const float> v, DecodeState& state,
                        View4<float> out, float* log_sums) {
-  const Plan<float> plan = make_plan("hybrid_decode_step", params, q, k, v);
+  const Plan<float> plan = make_plan("hybrid_decode_step", params, q, k, v, Reader::kStep);
   make_steppable(state);
   decode_step_kernel(plan, state, out, log_sums);
 }

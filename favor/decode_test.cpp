@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "favor/expect_parity.h"
 #include "favor/parallel.h"
 #include "favor/plan.h"
 #include "favor/testing.h"
@@ -33,6 +34,10 @@ Results<float> run_steps(const Problem& p, int64_t flush_every) {
   r.out.assign(static_cast<size_t>(c.B * c.H * c.L * c.E), std::nanf(""));
   const test::Params<float> whole(p);
   AttentionParams<float> params = whole.value;
+  if (!p.structured.empty()) {
+    params.projection = nullptr;
+    params.structured = p.structured.data();
+  }
   const int64_t W = params.num_key_log_weights;
   for (int64_t t = 0; t < c.L; ++t) {
     const auto token = [t, &c](auto& x, int64_t heads, int64_t width) {
@@ -82,13 +87,38 @@ std::vector<Case> decode_cases() {
       add(map, [&](Case& c) { c.B = 1, c.L = c.S = 40, c.D = size, c.E = size, c.M = 2 * size; });
     }
   }
-  add(kRelu, [](Case& c) { c.projection = ProjectionUse::kNone; });
-  // The plain code serves these.
-  add(kElu1, [](Case&) {});
-  add(kRelu, [](Case& c) { c.weights = WeightKind::kPerHead; });
-  for (const FeatureMapKind map : {kPositive, kHyperbolic}) {
-    add(map, [](Case& c) { c.weights = WeightKind::kShared, c.mask = MaskKind::kRandom; });
-    add(map, [](Case& c) { c.weights = WeightKind::kPerHead, c.H = 4, c.group = 2; });
+  // Every map the kernels know, its weights, constants and matrices.
+  for (const FeatureMapKind map :
+       {kPositive, kHyperbolic, kOptimalPositive, kFavorSharpDiagonal, kFavorSharp, kTrig, kRelu,
+        kRelu2, kElu1, kExp, kSigmoid, kSoftplus, kGelu, kAbs, kTanh, kCos, kSin, kIdentity}) {
+    const bool fitted = is_fitted(map);
+    add(map, [](Case& c) {
+      c.L = c.S = 40, c.norm = 0.5, c.H = 6, c.group = 2, c.mask = MaskKind::kRandom;
+    });
+    add(map, [](Case& c) { c.L = c.S = 40, c.norm = 0.5, c.renormalize = false; });
+    // As many tokens as lanes, and a few more.
+    add(map, [](Case& c) { c.L = c.S = 20, c.norm = 0.5, c.B = 4, c.H = 5; });
+    for (const WeightKind weights : {WeightKind::kShared, WeightKind::kPerHead}) {
+      add(map, [&](Case& c) {
+        c.L = c.S = 40, c.norm = 0.5, c.H = 4, c.group = 2, c.weights = weights;
+      });
+    }
+    add(map, [](Case& c) { c.L = c.S = 40, c.norm = 0.5, c.projection = ProjectionUse::kPerHead; });
+    if (!fitted && map != kTrig) {
+      add(map, [](Case& c) {
+        c.L = c.S = 40, c.norm = 0.5, c.feature_eps = 0.01, c.weights = WeightKind::kShared;
+      });
+      add(map, [](Case& c) {
+        c.L = c.S = 40, c.norm = 0.5, c.feature_eps = 0.01, c.renormalize = false;
+      });
+    }
+    for (const ProjectionUse use : {ProjectionUse::kShared, ProjectionUse::kPerHead}) {
+      add(map,
+          [&](Case& c) { c.L = c.S = 40, c.norm = 0.5, c.structured = true, c.projection = use; });
+    }
+    if (!estimates_softmax(map)) {
+      add(map, [](Case& c) { c.L = c.S = 40, c.norm = 0.5, c.projection = ProjectionUse::kNone; });
+    }
   }
   return cases;
 }
@@ -111,6 +141,44 @@ TEST(Decode, StepsAreAsExactAsTheyMayBe) {
     set_num_threads(1);
   }
   set_poison_scratch(false);
+}
+
+// What a state keeps of a fitted map's matrix serves no other matrix.
+TEST(Decode, AnotherMatrixMakesOtherRows) {
+  Case c;
+  c.causal = true;
+  c.feature_map = FeatureMapKind::kOptimalPositive;
+  c.L = c.S = 2;
+  const Problem p = test::make_problem(c);
+  const test::Params<float> owned(p);
+  const auto step = [&](const AttentionParams<float>& params, DecodeState& state) {
+    std::vector<float> out(c.H * c.E);
+    const auto view = [&](const std::vector<float>& x) {
+      return contiguous_view<const float>(x.data(), 1, c.H, 1, c.D);
+    };
+    decode_step(params, view(p.q), view(p.k), view(p.v), state,
+                contiguous_view(out.data(), 1, c.H, 1, c.E));
+    return out;
+  };
+  DecodeState state(1, c.H, c.M, c.E);
+  step(owned.value, state);
+  const auto* kept = state.step_rows.get();
+  step(owned.value, state);
+  EXPECT_EQ(state.step_rows.get(), kept);
+  std::vector<float> other = owned.projection, numbers = owned.map_parameters;
+  other[3] += 1;
+  numbers[0] -= 0.25f;
+  AttentionParams<float> changed[] = {owned.value, owned.value};
+  changed[0].projection = other.data();
+  changed[1].map_parameters = numbers.data();
+  for (const AttentionParams<float>& params : changed) {
+    DecodeState with = state, without = state;
+    without.step_rows = nullptr;
+    const std::vector<float> out = step(params, with);
+    EXPECT_TRUE(test::same_bits(out, step(params, without)));
+    DecodeState unchanged = state;
+    EXPECT_FALSE(test::same_bits(out, step(owned.value, unchanged)));
+  }
 }
 
 // Key weights raise the one stabiliser of relu features; later steps without weights keep it.

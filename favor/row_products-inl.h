@@ -212,22 +212,28 @@ HWY_INLINE void add_exactly(D d, hn::Vec<D> term, float* sum, float* rest) {
   hn::StoreU(total, d, sum);
 }
 
-/// A block of add_products: kRows rows, one vector of columns, of which the first `shared` are left
-/// as they are.
-template <int kRows, class D>
-HWY_INLINE void add_product(D d, const float* HWY_RESTRICT left, int64_t left_stride,
-                            const float* HWY_RESTRICT right, int64_t num_k, int64_t cols,
-                            int64_t shared, float* HWY_RESTRICT sum, float* HWY_RESTRICT rest) {
+/// A block of add_products: kRows rows, kVectors vectors of columns, of which the first `shared`
+/// are left as they are.
+template <int kRows, int kVectors, class D>
+HWY_NOINLINE void add_product(D d, const float* HWY_RESTRICT left, int64_t left_stride,
+                              const float* HWY_RESTRICT right, int64_t num_k, int64_t cols,
+                              int64_t shared, float* HWY_RESTRICT sum, float* HWY_RESTRICT rest) {
   using V = hn::Vec<D>;
+  const int64_t N = static_cast<int64_t>(hn::Lanes(d));
 #define FAVOR_FOR_EACH_ROW(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
-#define FAVOR_DECLARE_ROW(r) V a##r = hn::Zero(d);
+#define FAVOR_DECLARE_ROW(r) V a##r = hn::Zero(d), b##r = a##r;
   FAVOR_FOR_EACH_ROW(FAVOR_DECLARE_ROW)
 #undef FAVOR_DECLARE_ROW
   for (int64_t k = 0; k < num_k; ++k) {
     const V x = hn::LoadU(d, right + k * cols);
+    const V y = kVectors > 1 ? hn::LoadU(d, right + k * cols + N) : x;
     const float* HWY_RESTRICT feature = left + k * left_stride;
-#define FAVOR_ACCUMULATE_ROW(r) \
-  if constexpr (kRows > r) a##r = hn::MulAdd(hn::Set(d, feature[r]), x, a##r);
+#define FAVOR_ACCUMULATE_ROW(r)                                \
+  if constexpr (kRows > r) {                                   \
+    const V w = hn::Set(d, feature[r]);                        \
+    a##r = hn::MulAdd(w, x, a##r);                             \
+    if constexpr (kVectors > 1) b##r = hn::MulAdd(w, y, b##r); \
+  }
     FAVOR_FOR_EACH_ROW(FAVOR_ACCUMULATE_ROW)
 #undef FAVOR_ACCUMULATE_ROW
   }
@@ -235,6 +241,7 @@ HWY_INLINE void add_product(D d, const float* HWY_RESTRICT left, int64_t left_st
   if constexpr (kRows > r) {                                                                     \
     if (shared > 0) a##r = hn::IfThenZeroElse(hn::FirstN(d, static_cast<size_t>(shared)), a##r); \
     add_exactly(d, a##r, sum + r * cols, rest + r * cols);                                       \
+    if constexpr (kVectors > 1) add_exactly(d, b##r, sum + r * cols + N, rest + r * cols + N);   \
   }
   FAVOR_FOR_EACH_ROW(FAVOR_ADD_ROW)
 #undef FAVOR_ADD_ROW
@@ -252,16 +259,25 @@ inline HWY_NOINLINE void add_products(D d, const float* HWY_RESTRICT left, int64
     return add_products(Shorter<D>(), left, left_stride, right, num_k, rows, cols, sum, rest);
   }
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
-  for (int64_t e = 0; e < cols; e += N) {
-    const int64_t begin = std::min(e, cols - N);
-    int64_t m = 0;
-    for (; m + 8 <= rows; m += 8) {
-      add_product<8>(d, left + m, left_stride, right + begin, num_k, cols, e - begin,
-                     sum + m * cols + begin, rest + m * cols + begin);
+  const auto add = [&](auto&& block, int64_t m, int64_t begin, int64_t shared) HWY_ATTR {
+    block(d, left + m, left_stride, right + begin, num_k, cols, shared, sum + m * cols + begin,
+          rest + m * cols + begin);
+  };
+  // Two sums for each row.
+  constexpr int kRows = kTileRows == 8 ? 8 : 4;
+  int64_t m = 0;
+  for (; m + kRows <= rows; m += kRows) {
+    int64_t e = 0;
+    for (; e + 2 * N <= cols; e += 2 * N) add(add_product<kRows, 2, D>, m, e, 0);
+    for (; e < cols; e += N) {
+      const int64_t begin = std::min(e, cols - N);
+      add(add_product<kRows, 1, D>, m, begin, e - begin);
     }
-    for (; m < rows; ++m) {
-      add_product<1>(d, left + m, left_stride, right + begin, num_k, cols, e - begin,
-                     sum + m * cols + begin, rest + m * cols + begin);
+  }
+  for (; m < rows; ++m) {
+    for (int64_t e = 0; e < cols; e += N) {
+      const int64_t begin = std::min(e, cols - N);
+      add(add_product<1, 1, D>, m, begin, e - begin);
     }
   }
 }

@@ -282,7 +282,7 @@ TEST(Snapshot, RefusesTensorsThatDoNotFit) {
   EXPECT_EQ(refusal([&](auto& t, auto&) {
               tensor(t, "hot_features").shape = {1, 2, 70, 1};
             }),
-            "snapshot: tensor 'hot_features' has shape [1, 2, 70, 1], expected 1 to 31 tokens in "
+            "snapshot: tensor 'hot_features' has shape [1, 2, 70, 1], expected 1 to 15 tokens in "
             "its third place");
   EXPECT_EQ(refusal([&](auto&, auto& m) { m["position"] = "-1"; }),
             "snapshot: position is -1, expected a whole number, 0 or above");

@@ -5,12 +5,15 @@
 #define FAVOR_STATE_H_
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace favor {
 
 /// Steps between two additions to a decoding state's sums.
-inline constexpr int64_t kHotTokens = 32;
+inline constexpr int64_t kHotTokens = 16;
+
+struct StepRows;
 
 /// The state of causal attention after some tokens, per batch item and key head: everything that
 /// later tokens need to know of them. A value: copying it forks the stream.
@@ -36,6 +39,9 @@ struct DecodeState {
   /// [B, H, kHotTokens, hot_stride()]: phi_f(k_j) exp(-c_f), zeros beyond M; empty without steps
   std::vector<float> hot_features;
   std::vector<float> hot_values;  ///< [B, H, kHotTokens, E], or empty
+  /// No part of the state: what steps with a fitted map have made of its matrix, or null. Shared by
+  /// copies; a step with another matrix makes its own.
+  std::shared_ptr<const StepRows> step_rows;
 
   DecodeState() = default;
   /// The empty state. Throws favor::Error for negative sizes.

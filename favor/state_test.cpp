@@ -349,11 +349,11 @@ TEST(DecodeState, ErrorsNameTheMember) {
   EXPECT_EQ(error_of([](DecodeState& s) { s.z_rest.resize(6); }, flush_it),
             "flush: state has 0, 6 elements in S_rest, z_rest, expected 24, 6 or none");
   EXPECT_EQ(error_of([](DecodeState& s) { s.num_hot = kHotTokens; }, flush_it),
-            "flush: state has num_hot = 32, expected 0 to 31");
+            "flush: state has num_hot = 16, expected 0 to 15");
   EXPECT_EQ(error_of([](DecodeState& s) { s.num_hot = 1; }, flush_it),
-            "flush: state has 0, 0 elements in hot_features, hot_values, expected 2048, 256");
+            "flush: state has 0, 0 elements in hot_features, hot_values, expected 1024, 128");
   EXPECT_EQ(error_of([](DecodeState& s) { s.hot_values.resize(1); }, flush_it),
-            "flush: state has 0, 1 elements in hot_features, hot_values, expected 2048, 256 or "
+            "flush: state has 0, 1 elements in hot_features, hot_values, expected 1024, 128 or "
             "none");
   EXPECT_EQ(error_of(none, merge_other), "no error");
 }
