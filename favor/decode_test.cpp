@@ -104,6 +104,8 @@ std::vector<Case> decode_cases() {
       });
     }
     add(map, [](Case& c) { c.L = c.S = 40, c.norm = 0.5, c.projection = ProjectionUse::kPerHead; });
+    // Lanes filled by the queries of one key head.
+    add(map, [](Case& c) { c.L = c.S = 20, c.norm = 0.5, c.B = 1, c.H = c.group = 18; });
     if (!fitted && map != kTrig) {
       add(map, [](Case& c) {
         c.L = c.S = 40, c.norm = 0.5, c.feature_eps = 0.01, c.weights = WeightKind::kShared;

@@ -20,8 +20,9 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 void check(const char* op, const AttentionParams<float>& params, const View4<const float>& q,
            const View4<const float>& k, const View4<const float>& v, const HybridState& state) {
   check_call(op, params, q, k, v);
-  FAVOR_CHECK(params.feature_map == FeatureMapKind::kPositive, op, ": feature_map is ",
-              to_string(params.feature_map), ", expected positive");
+  FAVOR_CHECK(!is_fitted(params.feature_map) || params.map_parameters != nullptr, op,
+              ": map_parameters is null, expected those of fit_feature_map (feature_map ",
+              to_string(params.feature_map), " would be fitted to later tokens)");
   FAVOR_CHECK(params.window == state.window && params.window >= 1, op, ": window is ",
               params.window, ", expected the state's ", state.window, ", at least 1");
   FAVOR_CHECK(params.sinks == state.sinks, op, ": sinks is ", params.sinks,
@@ -31,13 +32,7 @@ void check(const char* op, const AttentionParams<float>& params, const View4<con
   const int64_t S = k.sizes[2];
   check_shape(op, "k", k, {state.B, state.H, S, state.D}, "[B, H, S, D] of the state");
   check_shape(op, "v", v, {state.B, state.H, S, state.E}, "[B, H, S, E] of the state");
-  const auto slots = static_cast<size_t>(state.B * state.H * state.num_slots());
-  const auto D = static_cast<size_t>(state.D), E = static_cast<size_t>(state.E);
-  FAVOR_CHECK(state.keys.size() == slots * D && state.values.size() == slots * E &&
-                  state.log_weights.size() == slots,
-              op, ": state has ", state.keys.size(), ", ", state.values.size(), ", ",
-              state.log_weights.size(), " elements in keys, values, log_weights, expected ",
-              slots * D, ", ", slots * E, ", ", slots);
+  check_near_keys(op, state);
   FAVOR_CHECK(state.far.B == state.B && state.far.H == state.H && state.far.E == state.E &&
                   state.far.M == params.num_features,
               op, ": state.far has B, H, M, E = ", state.far.B, ", ", state.far.H, ", ",
@@ -55,10 +50,9 @@ View4<const float> slot_view(const std::vector<float>& data, const HybridState& 
           {state.H * all * width, all * width, width, 1}};
 }
 
-/// Parameters for sums over far keys alone.
+/// Parameters without what belongs to the tokens of a call.
 AttentionParams<float> far_params(const AttentionParams<float>& params) {
   AttentionParams<float> far = params;
-  far.window = far.sinks = 0;
   far.key_padding_mask = nullptr;
   far.key_log_weight = nullptr;
   return far;
@@ -68,6 +62,7 @@ AttentionParams<float> far_params(const AttentionParams<float>& params) {
 void forget_block(const AttentionParams<float>& params, int64_t first, HybridState& state) {
   const int64_t w = state.window, slots = state.num_slots();
   AttentionParams<float> far = far_params(params);
+  far.window = far.sinks = 0;
   std::vector<float> weights(static_cast<size_t>(state.B * state.H * w));
   std::vector<uint8_t> mask(static_cast<size_t>(state.B * w), 0);
   bool weighted = false;
@@ -135,15 +130,11 @@ void join_far(const AttentionParams<float>& params, const View4<const float>& q,
   std::vector<float> far_log(static_cast<size_t>(state.B * H));
   const View4<float> far_view = contiguous_view(far_out.data(), state.B, H, 1, state.E);
   answer_from_state(far, q, key, value, state.far, far_view, far_log.data());
-  const double scale = resolve_scale(params, state.D);
   for (int64_t b = 0; b < state.B; ++b) {
     for (int64_t h = 0; h < H; ++h) {
       const auto row = static_cast<size_t>(b * H + h);
       if (far_log[row] == -kInfinity) continue;
-      const float* x = q.row(b, h, 0);
-      double square = 0;
-      for (int64_t d = 0; d < state.D; ++d) square += double{x[d]} * x[d];
-      const double far_sum = far_log[row] - scale * square / 2 - std::log(state.far.M);
+      const double far_sum = far_log[row];
       const double near_sum = near_log2[row] * std::numbers::ln2;
       const double top = std::max(near_sum, far_sum);
       const double near_weight = std::exp(near_sum - top), far_weight = std::exp(far_sum - top);
@@ -158,6 +149,16 @@ void join_far(const AttentionParams<float>& params, const View4<const float>& q,
 }
 
 }  // namespace
+
+void check_near_keys(const char* op, const HybridState& state) {
+  const auto slots = static_cast<size_t>(state.B * state.H * state.num_slots());
+  const auto D = static_cast<size_t>(state.D), E = static_cast<size_t>(state.E);
+  FAVOR_CHECK(state.keys.size() == slots * D && state.values.size() == slots * E &&
+                  state.log_weights.size() == slots,
+              op, ": state has ", state.keys.size(), ", ", state.values.size(), ", ",
+              state.log_weights.size(), " elements in keys, values, log_weights, expected ",
+              slots * D, ", ", slots * E, ", ", slots);
+}
 
 HybridState::HybridState(int64_t batch, int64_t heads, int64_t M, int64_t key_dim,
                          int64_t value_dim, int64_t near_window, int64_t near_sinks)

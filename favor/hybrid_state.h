@@ -31,9 +31,13 @@ struct HybridState {
   int64_t num_slots() const { return sinks + 2 * window; }
 };
 
+/// Throws favor::Error, `op: state has ...`, if sizes of the near keys contradict each other.
+void check_near_keys(const char* op, const HybridState& state);
+
 /// Adds the keys and values k, v [B, H, S, D|E] to the stream, as causal_forward over them would
-/// see them. params.window and .sinks must be the state's; the map must be positive, without
-/// segments. Masks and log weights are those of the S tokens. O(S M (D + E)) per head.
+/// see them. params.window and .sinks must be the state's; the map is one that causal_forward takes
+/// with a window, without segments. Masks and log weights are those of the S tokens. O(S M (D + E))
+/// per head.
 void hybrid_absorb(const AttentionParams<float>& params, View4<const float> k, View4<const float> v,
                    HybridState& state);
 

@@ -146,8 +146,8 @@ void causal_forward_kernel(const Plan<float>& plan, OutputRows out, Saved<float>
 void causal_backward_kernel(const Plan<float>& plan, InputRows out, InputRows dout,
                             const Saved<float>& saved, OutputRows dq, OutputRows dk, OutputRows dv);
 /// Needs a state that make_steppable has prepared.
-/// log_sums [B, H] receives natural logarithms of the positive map's denominators without |q|^2 and
-/// the number of features; null: it is not wanted.
+/// log_sums [B, H] receives natural logarithms of the denominators of a log-linear map, those of
+/// the estimates of exp(q.k) if the plan has a window; null: it is not wanted.
 void decode_step_kernel(const Plan<float>& plan, DecodeState& state, OutputRows out,
                         float* log_sums = nullptr);
 /// Adds the hot tokens to c, S, z and the rests, which the state must have.
@@ -162,7 +162,7 @@ void make_steppable(DecodeState& state);
 void check_call(const char* op, const AttentionParams<float>& params, View4<const float> q,
                 View4<const float> k, View4<const float> v);
 
-/// decode_step with the log sums of decode_step_kernel, for the positive map.
+/// decode_step with the log sums of decode_step_kernel, with the far keys' state and a window.
 void answer_from_state(const AttentionParams<float>& params, View4<const float> q,
                        View4<const float> k, View4<const float> v, DecodeState& state,
                        View4<float> out, float* log_sums);

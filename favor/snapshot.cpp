@@ -23,7 +23,7 @@ using Metadata = std::map<std::string, std::string>;
 /// continued.
 Metadata origin(const char* op, const AttentionParams<float>& params, int64_t D) {
   FAVOR_CHECK(D >= 1, op, ": head_dim is ", D, ", expected D >= 1");
-  const bool projected = params.projection != nullptr;
+  const bool projected = has_projection(params);
   FAVOR_CHECK(!projected || (params.num_features >= 1 && params.num_projections >= 1), op,
               ": num_features and num_projections are ", params.num_features, " and ",
               params.num_projections, ", expected at least 1 and 1");
@@ -48,7 +48,17 @@ Metadata origin(const char* op, const AttentionParams<float>& params, int64_t D)
   origin["matrix_hash"] = "none";
   if (projected) {
     const int64_t rows = num_projection_rows(kind, params.num_features);
-    origin["matrix_hash"] = matrix_hash(params.projection, params.num_projections * rows * D);
+    std::vector<float> dense;
+    for (int64_t p = 0; params.structured != nullptr && p < params.num_projections; ++p) {
+      const StructuredProjection& matrix = params.structured[p];
+      FAVOR_CHECK(matrix.num_features == rows && matrix.head_dim == D && matrix.is_complete(), op,
+                  ": structured[", p, "] is a matrix of ", matrix.num_features, " x ",
+                  matrix.head_dim, ", expected ", rows, " x ", D, ", complete");
+      const std::vector<float> part = matrix.to_dense();
+      dense.insert(dense.end(), part.begin(), part.end());
+    }
+    const float* matrix = params.structured == nullptr ? params.projection : dense.data();
+    origin["matrix_hash"] = matrix_hash(matrix, params.num_projections * rows * D);
   }
   origin["map_parameters_hash"] = "none";
   if (params.map_parameters != nullptr) {
@@ -56,6 +66,12 @@ Metadata origin(const char* op, const AttentionParams<float>& params, int64_t D)
         params.map_parameters, params.num_map_parameter_sets * num_map_parameters(kind, D));
   }
   return origin;
+}
+
+Metadata hybrid_origin(const char* op, const AttentionParams<float>& params, int64_t D) {
+  FAVOR_CHECK(params.window >= 1 && params.sinks >= 0, op, ": window and sinks are ", params.window,
+              " and ", params.sinks, ", expected at least 1 and 0");
+  return origin(op, params, D);
 }
 
 /// Checksum of everything but itself.
@@ -136,6 +152,25 @@ struct Snapshot {
     }
     metadata["checksum"] = checksum(tensors, metadata);
   }
+
+  Snapshot(const char* op, const HybridState& state, const AttentionParams<float>& params)
+      : Snapshot(op, state.far, params, state.D) {
+    FAVOR_CHECK(state.window >= 1 && state.window == params.window && state.sinks == params.sinks,
+                op, ": state has window ", state.window, " and sinks ", state.sinks, ", expected ",
+                params.window, " and ", params.sinks, " (as in params)");
+    check_near_keys(op, state);
+    FAVOR_CHECK(state.far.B == state.B && state.far.H == state.H && state.far.E == state.E, op,
+                ": state.far has B, H, E = ", state.far.B, ", ", state.far.H, ", ", state.far.E,
+                ", expected ", state.B, ", ", state.H, ", ", state.E, " (as state)");
+    FAVOR_CHECK(state.position >= 0, op, ": state has position ", state.position,
+                ", expected 0 or more");
+    const int64_t B = state.B, H = state.H, slots = state.num_slots();
+    metadata["position"] = std::to_string(state.position);
+    tensors.push_back(tensor_of("near_keys", {B, H, slots, state.D}, state.keys));
+    tensors.push_back(tensor_of("near_values", {B, H, slots, state.E}, state.values));
+    tensors.push_back(tensor_of("near_log_weights", {B, H, slots}, state.log_weights));
+    metadata["checksum"] = checksum(tensors, metadata);
+  }
 };
 
 std::string shape_text(const std::vector<int64_t>& shape) {
@@ -149,7 +184,32 @@ class Reader {
  public:
   Reader(const std::string& name, const SafetensorsFile& file) : name_(name), file_(file) {}
 
+  /// The state of a stream with a window, its far keys included.
+  HybridState read_hybrid(const Metadata& expected, const AttentionParams<float>& params,
+                          int64_t D) const {
+    check_origin(expected);
+    check(file_.contains("near_keys"),
+          "no snapshot of a stream with a window: it has no near_keys");
+    DecodeState far = read_sums(expected);
+    HybridState state(far.B, far.H, far.M, D, far.E, params.window, params.sinks);
+    state.position = far.position;
+    state.far = std::move(far);
+    const int64_t B = state.B, H = state.H, slots = state.num_slots();
+    state.keys = values("near_keys", {B, H, slots, D});
+    state.values = values("near_values", {B, H, slots, state.E});
+    state.log_weights = values("near_log_weights", {B, H, slots});
+    return state;
+  }
+
   DecodeState read(const Metadata& expected) const {
+    check_origin(expected);
+    check(!file_.contains("near_keys"),
+          "snapshot of a stream with a window, expected one of sums alone");
+    return read_sums(expected);
+  }
+
+ private:
+  void check_origin(const Metadata& expected) const {
     // First what explains the rest: another version or map differs in all of it.
     for (const char* key : {"format_version", "dtype", "feature_map", "num_features", "head_dim"}) {
       check_equal(key, expected.at(key));
@@ -157,7 +217,9 @@ class Reader {
     for (const auto& [key, value] : expected) check_equal(key, value);
     const std::string sum = checksum(file_.tensors(), file_.metadata());
     check_equal("checksum", sum);
+  }
 
+  DecodeState read_sums(const Metadata& expected) const {
     const std::vector<int64_t> sizes = file_.at("S").shape;
     check(sizes.size() == 4, "tensor 'S' has shape ", shape_text(sizes), ", expected [B, H, M, E]");
     check(std::to_string(sizes[2]) == expected.at("num_features"), "tensor 'S' has shape ",
@@ -176,7 +238,6 @@ class Reader {
     return state;
   }
 
- private:
   template <class... Args>
   void check(bool condition, const Args&... args) const {
     if (!condition) throw std::runtime_error(message(name_, ": ", args...));
@@ -250,6 +311,29 @@ DecodeState state_from_bytes(std::string_view bytes, const AttentionParams<float
                              int64_t head_dim, const std::string& name) {
   const Metadata expected = origin("state_from_bytes", params, head_dim);
   return Reader(name, SafetensorsFile(name, bytes)).read(expected);
+}
+
+std::string state_to_bytes(const HybridState& state, const AttentionParams<float>& params) {
+  const Snapshot snapshot("state_to_bytes", state, params);
+  return safetensors_bytes(snapshot.tensors, snapshot.metadata);
+}
+
+HybridState hybrid_state_from_bytes(std::string_view bytes, const AttentionParams<float>& params,
+                                    int64_t head_dim, const std::string& name) {
+  const Metadata expected = hybrid_origin("hybrid_state_from_bytes", params, head_dim);
+  return Reader(name, SafetensorsFile(name, bytes)).read_hybrid(expected, params, head_dim);
+}
+
+void save_state(const std::string& path, const HybridState& state,
+                const AttentionParams<float>& params) {
+  const Snapshot snapshot("save_state", state, params);
+  write_safetensors(path, snapshot.tensors, snapshot.metadata);
+}
+
+HybridState load_hybrid_state(const std::string& path, const AttentionParams<float>& params,
+                              int64_t head_dim) {
+  const Metadata expected = hybrid_origin("load_hybrid_state", params, head_dim);
+  return Reader(path, SafetensorsFile(path)).read_hybrid(expected, params, head_dim);
 }
 
 void save_state(const std::string& path, const DecodeState& state,

@@ -145,8 +145,8 @@ class StepLogits {
     const FloatTag d;
     const int64_t N = static_cast<int64_t>(hn::Lanes(d)), NR = 2 * N;
     const int64_t n = end - first;
-    pack_rows(row(first), D_, n, D_, factor, nullptr, packed_);
     const Panels packed{packed_.data, n};
+    pack_rows(row(first), D_, n, D_, factor, nullptr, packed);
     pack_columns(packed, n);
     const Panels tile{tile_, NR}, turned{turned_, NR};
     constexpr int kRows = kTileRows == 8 ? 16 : 8;
