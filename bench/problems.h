@@ -25,7 +25,7 @@ struct Map {
   bool structured = false;  ///< a Hadamard matrix in compact form
   bool exact = false;       ///< no features at all
 };
-/// positive | relu | positive-hadamard | relu-hadamard | relu-identity | exact
+/// A word of the list, as positive, relu-hadamard, relu-identity or exact.
 std::string to_string(Map map);
 
 /// float32 | bfloat16 | float16

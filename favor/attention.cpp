@@ -2,157 +2,23 @@
 // The public entry points: every argument check, then the float kernels or the double reference.
 #include "favor/attention.h"
 
-#include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <initializer_list>
 #include <limits>
-#include <new>
 #include <string>
 
 #include "favor/hybrid_plan.h"
 #include "favor/isa.h"
+#include "favor/item_moments.h"
+#include "favor/make_plan.h"
 #include "favor/parallel.h"
 #include "favor/plan.h"
 #include "favor/plan_checks.h"
 #include "favor/reference.h"
 #include "favor/widened.h"
-#include "hwy/aligned_allocator.h"
 
 namespace favor {
 namespace {
-
-/// Parameters from which square roots and quotients can be taken.
-template <class T>
-void check_map_parameters(const char* op, const AttentionParams<T>& params, int64_t D) {
-  const int64_t numbers = num_map_parameters(params.feature_map, D);
-  const bool full = params.feature_map == FeatureMapKind::kFavorSharp;
-  const bool diagonal = params.feature_map == FeatureMapKind::kFavorSharpDiagonal;
-  for (int64_t set = 0; set < params.num_map_parameter_sets; ++set) {
-    const T* x = params.map_parameters + set * numbers;
-    for (int64_t i = 0; i < numbers; ++i) {
-      FAVOR_CHECK(std::isfinite(x[i]), op, ": map_parameters[", set, "][", i, "] is ", x[i],
-                  ", expected a finite number");
-      const bool is_a = i < (full ? D : 1);
-      FAVOR_CHECK(!is_a || x[i] < T{0.125}, op, ": map_parameters[", set, "][", i, "] is ", x[i],
-                  ", expected A < 1/8");
-      FAVOR_CHECK(is_a || !diagonal || x[i] > 0, op, ": map_parameters[", set, "][", i, "] is ",
-                  x[i], ", expected Psi > 0");
-    }
-  }
-}
-
-/// Who reads a plan.
-enum class Reader { kPass, kStep };
-
-/// Replaces structured matrices by dense ones where the kernels have no transform for them: maps
-/// that change the rows or, but for single steps, double them, and blocks that are too large.
-template <class T>
-void expand_structured(Reader reader, Plan<T>& plan) {
-  if (plan.structured == nullptr) return;
-  const bool doubles_rows = plan.rows != plan.M && reader == Reader::kPass;
-  const bool transforms = !is_fitted(plan.feature_map) && !doubles_rows;
-  if (transforms && plan.structured->block_rows <= kLargestFastBlock) return;
-  for (int64_t p = 0; p < plan.P; ++p) {
-    const std::vector<float> dense = plan.structured[p].to_dense();
-    plan.expanded.insert(plan.expanded.end(), dense.begin(), dense.end());
-  }
-  plan.projection = plan.expanded.data();
-  plan.structured = nullptr;
-}
-
-/// Checks the feature map and its matrix; sets M, R, P and what the map is made of.
-template <class T>
-void plan_feature_map(const char* op, const AttentionParams<T>& params, Reader reader,
-                      Plan<T>& plan) {
-  const FeatureMapKind kind = params.feature_map;
-  const std::string map = to_string(kind);
-  plan.feature_map = kind;
-  plan.projection = params.projection;
-  plan.structured = params.structured;
-  FAVOR_CHECK(params.projection == nullptr || params.structured == nullptr, op,
-              ": projection and structured are both given, expected one of them");
-  if (!has_projection(params)) {
-    FAVOR_CHECK(!estimates_softmax(kind), op, ": projection is null, expected an [M, D] matrix ",
-                "(feature_map ", map, " is random)");
-    FAVOR_CHECK(params.num_features == 0 || params.num_features == plan.D, op, ": num_features is ",
-                params.num_features, ", expected 0 or D = ", plan.D,
-                " (no projection: the features are those of x itself)");
-    plan.M = plan.D;
-    plan.P = 1;
-  } else {
-    FAVOR_CHECK(params.num_features >= 1, op, ": num_features is ", params.num_features,
-                ", expected M >= 1 (features of the state)");
-    FAVOR_CHECK(params.num_projections == 1 || params.num_projections == plan.G, op,
-                ": num_projections is ", params.num_projections, ", expected 1 or ", plan.G,
-                " (key heads)");
-    plan.M = params.num_features;
-    plan.P = params.num_projections;
-  }
-  plan.rows = num_projection_rows(kind, plan.M);
-  FAVOR_CHECK(num_state_features(kind, plan.rows) == plan.M, op, ": num_features is ", plan.M,
-              ", expected an even number (feature_map ", map, " makes two of each row)");
-  for (int64_t p = 0; params.structured != nullptr && p < plan.P; ++p) {
-    const StructuredProjection& matrix = params.structured[p];
-    FAVOR_CHECK(matrix.num_features == plan.rows && matrix.head_dim == plan.D, op, ": structured[",
-                p, "] is a matrix of ", matrix.num_features, " x ", matrix.head_dim, ", expected ",
-                plan.rows, " x ", plan.D);
-    FAVOR_CHECK(matrix.is_complete(), op, ": structured[", p, "] has ", matrix.signs.size(),
-                " words of signs and ", matrix.row_scales.size(), " scales in blocks of ",
-                matrix.block_rows, " rows, expected what draw_structured_projection gives");
-  }
-  expand_structured(reader, plan);
-  enter_scale(op, params, plan);
-
-  plan.eps = resolve_feature_eps(params);
-  plan.official = params.compatibility == Compatibility::kOfficial;
-  plan.renormalize = params.renormalize;
-  FAVOR_CHECK(!plan.official || kind == FeatureMapKind::kPositive, op,
-              ": compatibility is official, expected feature_map positive, not ", map);
-  FAVOR_CHECK(!plan.official || plan.renormalize, op,
-              ": renormalize is false, expected true (compatibility is official)");
-  if (is_fitted(kind) || kind == FeatureMapKind::kTrig) {
-    FAVOR_CHECK(plan.eps == 0, op, ": feature_eps is ", plan.eps, ", expected 0 (feature_map ", map,
-                " takes none)");
-  }
-  FAVOR_CHECK(std::isfinite(plan.eps) && plan.eps >= 0, op, ": feature_eps is ", plan.eps,
-              ", expected a finite number, 0 or above");
-
-  plan.map_parameters = params.map_parameters;
-  plan.num_map_parameter_sets = params.num_map_parameter_sets;
-  if (params.map_parameters != nullptr) {
-    FAVOR_CHECK(is_fitted(kind), op, ": map_parameters are given, expected none (feature_map ", map,
-                " has no fitted parameters)");
-    FAVOR_CHECK(params.num_map_parameter_sets == 1 || params.num_map_parameter_sets == plan.G, op,
-                ": num_map_parameter_sets is ", params.num_map_parameter_sets, ", expected 1 or ",
-                plan.G, " (key heads)");
-    check_map_parameters(op, params, plan.D);
-  }
-}
-
-/// Checks, after plan_feature_map, that the map's estimates can be joined to exact scores.
-template <class T>
-void check_window(const char* op, const Plan<T>& plan) {
-  if (plan.window == 0) return;
-  const FeatureMapKind kind = plan.feature_map;
-  FAVOR_CHECK(estimates_softmax(kind) && is_log_linear(kind), op, ": window is ", plan.window,
-              ", expected 0 (feature_map ", to_string(kind), " has no scores to join exact ones)");
-  FAVOR_CHECK(plan.eps == 0, op, ": feature_eps is ", plan.eps, ", expected 0 (with a window)");
-  FAVOR_CHECK(plan.renormalize, op, ": renormalize is false, expected true (with a window)");
-}
-
-template <class T>
-Plan<Compute<T>> make_plan(const char* op, const AttentionParams<Compute<T>>& params,
-                           const View4<const T>& q, const View4<const T>& k,
-                           const View4<const T>& v, Reader reader = Reader::kPass) {
-  Plan<Compute<T>> plan;
-  enter_tensors(op, q, k, v, plan);
-  plan_feature_map(op, params, reader, plan);
-  checked_product(op, {plan.P + 1, plan.M + 64, plan.D + plan.E + 64, int64_t{4}});
-  enter_keys(op, params, "goes through features", plan);
-  check_window(op, plan);
-  return plan;
-}
 
 template <class T>
 void check_backward(const char* op, const Plan<Compute<T>>& plan, const View4<const T>& out,
@@ -208,7 +74,7 @@ template <class T>
 void decode_step_on(const AttentionParams<float>& params, View4<const T> q, View4<const T> k,
                     View4<const T> v, DecodeState& state, View4<T> out) {
   const char* op = "decode_step";
-  const Plan<float> plan = make_plan(op, params, q, k, v, Reader::kStep);
+  const Plan<float> plan = make_plan(op, params, q, k, v, PlanReader::kStep);
   check_causal(op, plan);
   FAVOR_CHECK(plan.L == 1 && plan.S == 1, op, ": q and k have lengths ", plan.L, " and ", plan.S,
               ", expected 1 and 1");
@@ -222,39 +88,7 @@ void decode_step_on(const AttentionParams<float>& params, View4<const T> q, View
   decode_step_kernel(plan, state, out);
 }
 
-std::atomic<bool> poison_scratch{false};
-
 }  // namespace
-
-void set_poison_scratch(bool poison) {
-  poison_scratch = poison;
-}
-
-hwy::AlignedFreeUniquePtr<float[]> allocate_floats(int64_t floats) {
-  auto memory = hwy::AllocateAligned<float>(static_cast<size_t>(std::max<int64_t>(floats, 1)));
-  if (memory == nullptr) {
-    throw std::bad_alloc();
-  }
-  if (poison_scratch) {
-    std::fill_n(memory.get(), floats, std::numeric_limits<float>::quiet_NaN());
-  }
-  return memory;
-}
-
-float* thread_scratch(int64_t floats) {
-  thread_local hwy::AlignedFreeUniquePtr<float[]> memory;
-  thread_local int64_t capacity = 0;
-  if (floats > capacity) {
-    memory.reset();
-    capacity = 0;
-    memory = allocate_floats(floats);
-    capacity = floats;
-  }
-  if (poison_scratch) {
-    std::fill_n(memory.get(), floats, std::numeric_limits<float>::quiet_NaN());
-  }
-  return memory.get();
-}
 
 int64_t saved_state_size(int64_t B, int64_t G, int64_t L, int64_t M, int64_t E, bool is_causal,
                          int64_t num_segments) {
@@ -271,15 +105,15 @@ std::vector<Compute<T>> fit_feature_map(const AttentionParams<Compute<T>>& param
   const Plan<Compute<T>> plan = make_plan(op, params, q, k, k);
   std::vector<Compute<T>> result;
   if (!is_fitted(plan.feature_map)) return result;
-  const Widened wide_q(q);
-  const Widened wide_k(k);
-  const View4<const Compute<T>> queries = wide_q.view();
-  const View4<const Compute<T>> keys = wide_k.view();
-  std::vector<Moments> moments(static_cast<size_t>(plan.G),
-                               reference::moments_for(plan.feature_map, plan.D));
-  reference::for_each_range(params, queries, keys, [&](const reference::PieceRange& range) {
-    reference::add_moments(params, queries, keys, range, moments[static_cast<size_t>(range.g)]);
-  });
+  std::vector<Moments> moments;
+  if constexpr (std::is_same_v<Compute<T>, float>) {
+    moments = head_moments(plan);
+  } else {
+    moments.assign(static_cast<size_t>(plan.G), reference::moments_for(plan.feature_map, plan.D));
+    reference::for_each_range(params, q, k, [&](const reference::PieceRange& range) {
+      reference::add_moments(params, q, k, range, moments[static_cast<size_t>(range.g)]);
+    });
+  }
   for (const Moments& head : moments) {
     for (const double x : head.fit(plan.feature_map)) {
       result.push_back(static_cast<Compute<T>>(x));
@@ -404,7 +238,7 @@ void check_call(const char* op, const AttentionParams<float>& params, View4<cons
 void answer_from_state(const AttentionParams<float>& params, View4<const float> q,
                        View4<const float> k, View4<const float> v, DecodeState& state,
                        View4<float> out, float* log_sums) {
-  const Plan<float> plan = make_plan("hybrid_decode_step", params, q, k, v, Reader::kStep);
+  const Plan<float> plan = make_plan("hybrid_decode_step", params, q, k, v, PlanReader::kStep);
   make_steppable(state);
   decode_step_kernel(plan, state, out, log_sums);
 }

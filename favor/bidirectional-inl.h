@@ -155,9 +155,16 @@ class ItemHeads {
     const int64_t floats = heads.head_floats() + heads.scratch_floats();
     memory_ = allocate_floats(items * floats);
     made_.resize(static_cast<size_t>(items));
+    std::vector<Moments> moments;
+    if (heads.fitted_to_items()) {
+      moments = all_item_moments(plan);
+    }
     parallel_for(items, [&](int64_t index) {
+      const Item item(plan, index);
+      const auto i = static_cast<size_t>(index);
       ScratchLayout layout(memory_.get() + index * floats);
-      made_[static_cast<size_t>(index)] = heads.item_head(Item(plan, index), layout);
+      made_[i] = moments.empty() ? heads.item_head(item, layout)
+                                 : heads.item_head(item, moments[i], layout);
     });
   }
 

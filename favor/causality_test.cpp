@@ -234,6 +234,110 @@ TEST(Causal, TheFutureNeverReachesThePast) {
   }
 }
 
+// Chunks are where they are whatever the tokens hold, so what comes in later ones, NaN included,
+// leaves no trace at all in earlier rows.
+TEST(Causal, LaterChunksLeaveEarlierRowsAsTheyAre) {
+  constexpr int64_t kFirst = 128;  // a multiple of every chunk
+  const auto check = [&](FeatureMapKind map, bool structured) {
+    Case c;
+    c.causal = true;
+    c.feature_map = map;
+    c.structured = structured;
+    c.L = c.S = 150;
+    c.D = 17;
+    c.E = 9;
+    c.M = num_state_features(map, 2) == 2 ? 37 : 38;
+    SCOPED_TRACE(c.name());
+    const Problem p = test::make_problem(c);
+    Problem changed = p, wrong = p;
+    for (int64_t head = 0; head < c.H; ++head) {
+      for (int64_t j = kFirst; j < c.S; ++j) {
+        for (int64_t d = 0; d < c.D; ++d) {
+          changed.k[(head * c.S + j) * c.D + d] *= -30;
+          wrong.k[(head * c.S + j) * c.D + d] = std::nanf("");
+          wrong.q[(head * c.S + j) * c.D + d] = std::nanf("");
+        }
+        for (int64_t e = 0; e < c.E; ++e) changed.v[(head * c.S + j) * c.E + e] *= 1000;
+      }
+    }
+    test::for_each_isa([&](const char* isa) {
+      SCOPED_TRACE(isa);
+      const std::vector<float> before = test::run_kernel(p, Passes::kForward).out;
+      for (const Problem* other : {&changed, &wrong}) {
+        const std::vector<float> after = test::run_kernel(*other, Passes::kForward).out;
+        EXPECT_EQ(rows(c, before, 0, kFirst), rows(c, after, 0, kFirst));
+      }
+    });
+  };
+  for (const auto map : test::kPositiveMaps) check(map, false);
+  for (const auto map : test::kSignedMaps) check(map, false);
+  for (const auto map : {FeatureMapKind::kPositive, FeatureMapKind::kRelu}) check(map, true);
+}
+
+// Causal order counts from the first query and the first key, so of more keys than queries the last
+// are never read.
+TEST(Causal, KeysBeyondTheLastQueryTakeNoPart) {
+  const auto check = [](FeatureMapKind map) {
+    Case c;
+    c.causal = true;
+    c.feature_map = map;
+    c.H = 1;
+    c.L = 3;
+    c.S = 5;
+    c.D = 4;
+    c.E = 6;
+    SCOPED_TRACE(c.name());
+    Problem p = test::make_problem(c);
+    const Judge judge(p);
+    Problem other = p;
+    for (int64_t d = 0; d < 2 * c.D; ++d) other.k[c.L * c.D + d] = std::nanf("");
+    for (int64_t e = 0; e < 2 * c.E; ++e) other.v[c.L * c.E + e] = std::nanf("");
+    test::for_each_isa([&](const char* isa) {
+      SCOPED_TRACE(isa);
+      const Results<float> r = test::run_kernel(p), unread = test::run_kernel(other);
+      EXPECT_EQ(judge.verdict(r), "");
+      EXPECT_EQ(r.out, unread.out);
+      EXPECT_EQ(r.dq, unread.dq);
+      EXPECT_EQ(r.dk, unread.dk);
+      EXPECT_EQ(r.dv, unread.dv);
+      for (int64_t d = 0; d < 2 * c.D; ++d) EXPECT_EQ(r.dk[c.L * c.D + d], 0);
+      for (int64_t e = 0; e < 2 * c.E; ++e) EXPECT_EQ(r.dv[c.L * c.E + e], 0);
+    });
+  };
+  for (const auto map : test::kPositiveMaps) check(map);
+  for (const auto map : test::kSignedMaps) check(map);
+}
+
+// Features that are values of their own logit alone, without a common stabiliser.
+TEST(Causal, GeneralisedMapsNeverSeeALaterTokenOfTheirChunk) {
+  for (const auto map : {FeatureMapKind::kRelu, FeatureMapKind::kRelu2, FeatureMapKind::kElu1,
+                         FeatureMapKind::kSigmoid, FeatureMapKind::kSoftplus, FeatureMapKind::kGelu,
+                         FeatureMapKind::kAbs, FeatureMapKind::kTanh, FeatureMapKind::kCos,
+                         FeatureMapKind::kSin, FeatureMapKind::kIdentity}) {
+    Case c;
+    c.causal = true;
+    c.feature_map = map;
+    c.L = c.S = 60;
+    c.D = 17;
+    c.E = 9;
+    c.M = 37;
+    SCOPED_TRACE(c.name());
+    const Problem p = test::make_problem(c);
+    Problem changed = p;
+    for (int64_t head = 0; head < c.H; ++head) {
+      for (int64_t j = 50; j < c.S; ++j) {
+        for (int64_t d = 0; d < c.D; ++d) changed.k[(head * c.S + j) * c.D + d] *= -30;
+        for (int64_t e = 0; e < c.E; ++e) changed.v[(head * c.S + j) * c.E + e] *= 1000;
+      }
+    }
+    test::for_each_isa([&](const char* isa) {
+      SCOPED_TRACE(isa);
+      EXPECT_EQ(rows(c, test::run_kernel(p, Passes::kForward).out, 0, 50),
+                rows(c, test::run_kernel(changed, Passes::kForward).out, 0, 50));
+    });
+  }
+}
+
 // The same in the other direction: a gradient that enters before a large key does not change.
 TEST(Causal, TheFutureNeverReachesAGradientOfThePast) {
   for (const double norm : {0.5, 4.0}) {

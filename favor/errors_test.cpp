@@ -10,6 +10,7 @@
 
 #include "favor/attention.h"
 #include "favor/check.h"
+#include "favor/testing_errors.h"
 
 namespace favor {
 namespace {
@@ -87,14 +88,7 @@ struct Call {
   }
 };
 
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
+using test::error_of;
 
 // The message of `op` after `spoil`; also checks that no tensor has been touched.
 std::string error_of(Op op, const std::function<void(Call&)>& spoil) {

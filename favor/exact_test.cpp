@@ -271,12 +271,7 @@ template <class Change, class Run>
 std::string error_of(const Change& change, const Run& run) {
   Call call;
   change(call);
-  try {
-    run(call);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
+  return test::error_of([&] { run(call); });
 }
 
 template <class Change>

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <vector>
 
@@ -21,9 +22,15 @@ using test::Problem;
 using test::ProjectionUse;
 using test::Results;
 
+std::vector<FeatureMapKind> all_maps() {
+  std::vector<FeatureMapKind> maps(std::begin(test::kPositiveMaps), std::end(test::kPositiveMaps));
+  maps.insert(maps.end(), std::begin(test::kSignedMaps), std::end(test::kSignedMaps));
+  return maps;
+}
+
 TEST(Extremes, ARowWithNothingToAttendToIsZero) {
   for (const bool causal : {false, true}) {
-    for (const auto map : {FeatureMapKind::kPositive, FeatureMapKind::kRelu}) {
+    for (const auto map : all_maps()) {
       Case c;
       c.causal = causal;
       c.feature_map = map;
@@ -118,9 +125,10 @@ TEST(Extremes, LengthsOfZeroAreLegal) {
     int64_t B, H, L, S;
   };
   for (const bool causal : {false, true}) {
-    for (const auto map : {FeatureMapKind::kPositive, FeatureMapKind::kRelu}) {
+    for (const auto map : all_maps()) {
       for (const Sizes s : {Sizes{0, 2, 4, 4}, Sizes{1, 0, 4, 4}, Sizes{2, 2, 0, 4},
                             Sizes{2, 2, 4, 0}, Sizes{1, 1, 0, 0}}) {
+        if (causal && is_fitted(map) && s.H == 0) continue;  // no head to have parameters
         Case c;
         c.causal = causal;
         c.feature_map = map;
@@ -175,23 +183,33 @@ TEST(Extremes, EqualKeysAverageTheValues) {
 TEST(Extremes, NormsUpToAThousandStayFinite) {
   for (const bool causal : {false, true}) {
     for (const double norm : {100.0, 300.0, 1000.0}) {
-      Case c;
-      c.causal = causal;
-      c.norm = norm;
-      c.L = c.S = 100;
-      c.D = c.E = 64;
-      c.M = 256;
-      c.H = 1;
-      SCOPED_TRACE(c.name());
-      const Problem p = test::make_problem(c);
-      test::for_each_isa([&](const char* isa) {
-        SCOPED_TRACE(isa);
-        const Results<float> r = test::run_kernel(p);
-        EXPECT_TRUE(test::all_finite(r.out));
-        EXPECT_TRUE(test::all_finite(r.dq));
-        EXPECT_TRUE(test::all_finite(r.dk));
-        EXPECT_TRUE(test::all_finite(r.dv));
-      });
+      const auto check = [&](FeatureMapKind map, bool structured) {
+        Case c;
+        c.causal = causal;
+        c.feature_map = map;
+        c.structured = structured;
+        c.norm = norm;
+        c.L = c.S = 100;
+        c.D = c.E = 64;
+        c.M = 256;
+        c.H = 1;
+        SCOPED_TRACE(c.name());
+        const Problem p = test::make_problem(c);
+        test::for_each_isa([&](const char* isa) {
+          SCOPED_TRACE(isa);
+          const Results<float> r = test::run_kernel(p);
+          EXPECT_TRUE(test::all_finite(r.out));
+          EXPECT_TRUE(test::all_finite(r.dq));
+          EXPECT_TRUE(test::all_finite(r.dk));
+          EXPECT_TRUE(test::all_finite(r.dv));
+        });
+      };
+      for (const auto map : {FeatureMapKind::kPositive, FeatureMapKind::kHyperbolic,
+                             FeatureMapKind::kOptimalPositive, FeatureMapKind::kFavorSharpDiagonal,
+                             FeatureMapKind::kFavorSharp, FeatureMapKind::kExp}) {
+        check(map, false);
+      }
+      check(FeatureMapKind::kPositive, true);
     }
   }
 }

@@ -5,12 +5,17 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "favor/attention.h"
+#include "favor/eigen.h"
 #include "favor/fitted_map.h"
+#include "favor/parallel.h"
 #include "favor/random.h"
+#include "favor/testing.h"
 
 namespace favor {
 namespace {
@@ -31,15 +36,10 @@ TEST(FeatureMapKind, WordsRoundTrip) {
 }
 
 TEST(FeatureMapKind, AnUnknownWordListsTheKnownOnes) {
-  try {
-    feature_map_from_string("Relu");
-    FAIL() << "no error";
-  } catch (const Error& error) {
-    EXPECT_STREQ(error.what(),
-                 "feature_map_from_string: feature_map is 'Relu', expected positive | hyperbolic | "
-                 "optimal_positive | favor_sharp_diagonal | favor_sharp | trig | relu | relu2 | "
-                 "elu1 | exp | sigmoid | softplus | gelu | abs | tanh | cos | sin | identity");
-  }
+  EXPECT_EQ(test::error_of([] { feature_map_from_string("Relu"); }),
+            "feature_map_from_string: feature_map is 'Relu', expected positive | hyperbolic | "
+            "optimal_positive | favor_sharp_diagonal | favor_sharp | trig | relu | relu2 | "
+            "elu1 | exp | sigmoid | softplus | gelu | abs | tanh | cos | sin | identity");
 }
 
 // A symmetric matrix with known moments: A^T A of Gaussian rows.
@@ -73,6 +73,37 @@ TEST(EigenSymmetric, RebuildsTheMatrix) {
       }
     }
   }
+}
+
+TEST(EigenSymmetric, OrdersValuesAndFixesSigns) {
+  const int64_t n = 17;
+  const std::vector<double> matrix = random_moment(n, 3);
+  const Eigen eigen = eigen_symmetric(matrix, n);
+  EXPECT_TRUE(std::is_sorted(eigen.values.begin(), eigen.values.end()));
+  RandomStream rng(4, 0);
+  std::vector<double> nearby = matrix;
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t j = 0; j <= i; ++j) {
+      nearby[i * n + j] = nearby[j * n + i] = matrix[i * n + j] * (1 + 1e-9 * rng.normal());
+    }
+  }
+  const Eigen other = eigen_symmetric(nearby, n);
+  for (int64_t i = 0; i < n * n; ++i) EXPECT_NEAR(other.vectors[i], eigen.vectors[i], 1e-6);
+}
+
+TEST(EigenSymmetric, TakesMatricesWithoutAWayToReduceThem) {
+  const int64_t n = 5;
+  std::vector<double> diagonal(n * n, 0.0), ones(n * n, 1.0), huge(n * n, 1e300);
+  for (int64_t i = 0; i < n; ++i) diagonal[i * n + i] = static_cast<double>(n - i);
+  EXPECT_EQ(eigen_symmetric(diagonal, n).values, (std::vector<double>{1, 2, 3, 4, 5}));
+  const std::vector<double> values = eigen_symmetric(ones, n).values;
+  EXPECT_NEAR(values[0], 0, 1e-14);
+  EXPECT_NEAR(values[n - 1], n, 1e-14);
+  EXPECT_NEAR(eigen_symmetric(huge, n).values[n - 1] / 1e300, n, 1e-14);
+  EXPECT_EQ(eigen_symmetric(std::vector<double>(n * n, 0.0), n).values,
+            std::vector<double>(n, 0.0));
+  const std::vector<double> wrong(n * n, std::numeric_limits<double>::quiet_NaN());
+  EXPECT_EQ(eigen_symmetric(wrong, n).vectors[0], 1);
 }
 
 // q and k of unequal and differing spread.
@@ -201,6 +232,56 @@ TEST(FittedMaps, ParametersAreThoseOfTheAllowedTokens) {
         fit_feature_map<double>(params, contiguous_view<const double>(q.data(), 1, 1, L + 1, D),
                                 contiguous_view<const double>(k.data(), 1, 1, L + 1, D)),
         tokens.fit(kind));
+  }
+}
+
+TEST(FittedMaps, KernelsSumTheMomentsOfLongSequences) {
+  // Two parts of keys and queries, grouped heads, and a mask over NaN.
+  constexpr int64_t B = 2, H = 2, L = 8200, D = 5;
+  RandomStream rng(9, 0);
+  std::vector<float> q(B * H * L * D), k(B * L * D), w(2 * D, 1.0f);
+  for (std::vector<float>* x : {&q, &k}) {
+    for (size_t i = 0; i < x->size(); ++i) {
+      (*x)[i] = static_cast<float>(0.3 * static_cast<double>(i % D + 1) * rng.normal() + 0.1);
+    }
+  }
+  std::vector<uint8_t> mask(B * L, 0);
+  for (size_t j = 0; j < mask.size(); j += 7) {
+    mask[j] = 1;
+    std::fill_n(k.begin() + static_cast<int64_t>(j) * D, D, std::nanf(""));
+  }
+  const std::vector<double> wide_q(q.begin(), q.end()), wide_k(k.begin(), k.end());
+  const std::vector<double> wide_w(w.begin(), w.end());
+  const auto set = [&](auto& params, const auto& rows, FeatureMapKind kind) {
+    params.feature_map = kind;
+    params.projection = rows.data();
+    params.num_features = 2;
+    params.key_padding_mask = mask.data();
+  };
+  for (const auto kind : {FeatureMapKind::kOptimalPositive, FeatureMapKind::kFavorSharpDiagonal,
+                          FeatureMapKind::kFavorSharp}) {
+    AttentionParams<double> wide;
+    set(wide, wide_w, kind);
+    const std::vector<double> truth =
+        fit_feature_map<double>(wide, contiguous_view(wide_q.data(), B, H, L, D),
+                                contiguous_view(wide_k.data(), B, 1, L, D));
+    AttentionParams<float> params;
+    set(params, w, kind);
+    test::for_each_isa([&](const char* isa) {
+      std::vector<float> first;
+      for (const int threads : {1, 2, 3}) {
+        set_num_threads(threads);
+        const std::vector<float> fitted =
+            fit_feature_map<float>(params, contiguous_view<const float>(q.data(), B, H, L, D),
+                                   contiguous_view<const float>(k.data(), B, 1, L, D));
+        if (threads == 1) first = fitted;
+        EXPECT_EQ(fitted, first) << isa;
+        ASSERT_EQ(fitted.size(), truth.size());
+        for (size_t i = 0; i < truth.size(); ++i) {
+          EXPECT_NEAR(fitted[i], truth[i], 1e-6) << isa << " " << to_string(kind);
+        }
+      }
+    });
   }
 }
 

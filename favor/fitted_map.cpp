@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "favor/fitted_map.h"
 
+#include <algorithm>
 #include <cmath>
-#include <numeric>
+
+#include "favor/eigen.h"
 
 namespace favor {
 namespace {
@@ -16,13 +18,13 @@ double optimal_a(double square) {
 }  // namespace
 
 Moments::Moments(int64_t D, bool full) : D_(D), full_(full), row_(D) {
-  for (Side* side : {&queries_, &keys_}) {
+  for (TokenSums* side : {&queries_, &keys_}) {
     side->sum.assign(D, 0.0);
     side->square.assign(full ? D * D : D, 0.0);
   }
 }
 
-void Moments::add_scaled(Side& side) {
+void Moments::add_scaled(TokenSums& side) {
   ++side.count;
   for (int64_t i = 0; i < D_; ++i) {
     side.sum[i] += row_[i];
@@ -33,6 +35,22 @@ void Moments::add_scaled(Side& side) {
     double* to = side.square.data() + i * D_;
     for (int64_t j = 0; j <= i; ++j) to[j] += row_[i] * row_[j];
   }
+}
+
+void Moments::add(const TokenSums& sums, double root_scale, TokenSums& side) {
+  side.count += sums.count;
+  const auto add_multiple = [](double factor, const std::vector<double>& from,
+                               std::vector<double>& to) {
+    std::transform(to.begin(), to.end(), from.begin(), to.begin(),
+                   [factor](double x, double y) { return x + factor * y; });
+  };
+  add_multiple(root_scale, sums.sum, side.sum);
+  add_multiple(root_scale * root_scale, sums.square, side.square);
+}
+
+void Moments::merge(const Moments& other) {
+  add_queries(other.queries_, 1.0);
+  add_keys(other.keys_, 1.0);
 }
 
 std::vector<double> Moments::fit(FeatureMapKind kind) const {
@@ -112,13 +130,12 @@ LogLinearMap make_log_linear_map(FeatureMapKind kind, const T* rows, int64_t M, 
     for (int64_t l = 0; l < D; ++l) {
       const double value = sign * static_cast<double>(w[l]);
       map.query_constant[f] += 2 * a[l] * value * value;
-      if (!full) {
-        to[l] = b[l] * value;
-        continue;
-      }
-      const double* direction = parameters.data() + D + l * D;
-      for (int64_t i = 0; i < D; ++i) to[i] += b[l] * value * direction[i];
+      to[l] = b[l] * value;
     }
+  }
+  if (full) {
+    const std::vector<double> directions(parameters.begin() + D, parameters.end());
+    map.query_rows = multiply_square(map.query_rows, directions, M, D);
   }
   map.key_rows = map.query_rows;
   for (int64_t l = 0; diagonal && l < D; ++l) {
@@ -137,48 +154,5 @@ template LogLinearMap make_log_linear_map<float>(FeatureMapKind, const float*, i
                                                  std::span<const double>);
 template LogLinearMap make_log_linear_map<double>(FeatureMapKind, const double*, int64_t, int64_t,
                                                   std::span<const double>);
-
-Eigen eigen_symmetric(std::vector<double> matrix, int64_t n) {
-  Eigen result;
-  result.vectors.assign(n * n, 0.0);
-  for (int64_t i = 0; i < n; ++i) result.vectors[i * n + i] = 1;
-  const auto rotate = [n](double* x, double* y, double c, double s) {
-    for (int64_t i = 0; i < n; ++i) {
-      const double old = x[i];
-      x[i] = c * old - s * y[i];
-      y[i] = s * old + c * y[i];
-    }
-  };
-  // Rotations of rows and columns make pairs of off-diagonal elements 0, quadratically fast.
-  constexpr int kMostSweeps = 60;
-  double* m = matrix.data();
-  for (int sweep = 0; sweep < kMostSweeps; ++sweep) {
-    double off = 0, diagonal = 0;
-    for (int64_t i = 0; i < n; ++i) {
-      diagonal += m[i * n + i] * m[i * n + i];
-      for (int64_t j = 0; j < i; ++j) off += m[i * n + j] * m[i * n + j];
-    }
-    if (!(off > 1e-30 * diagonal)) break;
-    for (int64_t p = 0; p < n; ++p) {
-      for (int64_t q = p + 1; q < n; ++q) {
-        const double apq = m[p * n + q];
-        if (apq == 0) continue;
-        const double theta = (m[q * n + q] - m[p * n + p]) / (2 * apq);
-        const double t = (theta >= 0 ? 1 : -1) / (std::abs(theta) + std::sqrt(theta * theta + 1));
-        const double c = 1 / std::sqrt(t * t + 1);
-        const double s = t * c;
-        rotate(m + p * n, m + q * n, c, s);
-        for (int64_t i = 0; i < n; ++i) {
-          const double old = m[i * n + p];
-          m[i * n + p] = c * old - s * m[i * n + q];
-          m[i * n + q] = s * old + c * m[i * n + q];
-        }
-        rotate(result.vectors.data() + p * n, result.vectors.data() + q * n, c, s);
-      }
-    }
-  }
-  for (int64_t i = 0; i < n; ++i) result.values.push_back(m[i * n + i]);
-  return result;
-}
 
 }  // namespace favor

@@ -12,6 +12,13 @@
 
 namespace favor {
 
+/// Sums over some tokens: of their elements [D], and of products of two elements, [D] or [D, D] of
+/// which the lower triangle is kept.
+struct TokenSums {
+  int64_t count = 0;
+  std::vector<double> sum, square;
+};
+
 /// First and second moments of the queries and keys of one key head, already multiplied by
 /// sqrt(scale).
 class Moments {
@@ -27,30 +34,31 @@ class Moments {
   void add_key(const T* row, double root_scale) {
     add(row, root_scale, keys_);
   }
+  void add_queries(const TokenSums& sums, double root_scale) { add(sums, root_scale, queries_); }
+  void add_keys(const TokenSums& sums, double root_scale) { add(sums, root_scale, keys_); }
+  /// Adds the tokens of `other`, which keeps the same moments.
+  void merge(const Moments& other);
 
   /// The parameters of `kind` (num_map_parameters) that minimise its variance over these tokens.
   /// Without queries or without keys they describe the unfitted map: A = 0, Psi = 1, Q = identity.
   std::vector<double> fit(FeatureMapKind kind) const;
 
  private:
-  struct Side {
-    int64_t count = 0;
-    std::vector<double> sum;     // [D]
-    std::vector<double> square;  // [D], or [D, D] of which the lower triangle is kept
-  };
-
   template <class T>
-  void add(const T* row, double root_scale, Side& side) {
+  void add(const T* row, double root_scale, TokenSums& side) {
     for (int64_t i = 0; i < D_; ++i) row_[i] = root_scale * static_cast<double>(row[i]);
     add_scaled(side);
   }
-  void add_scaled(Side& side);
-  double square(const Side& side, int64_t i) const { return side.square[full_ ? i * D_ + i : i]; }
+  void add_scaled(TokenSums& side);
+  static void add(const TokenSums& sums, double root_scale, TokenSums& side);
+  double square(const TokenSums& side, int64_t i) const {
+    return side.square[full_ ? i * D_ + i : i];
+  }
 
   int64_t D_;
   bool full_;
   std::vector<double> row_;
-  Side queries_, keys_;
+  TokenSums queries_, keys_;
 };
 
 /// A log-linear map of one head. With q and k multiplied by sqrt(scale), the logarithms of feature
@@ -71,13 +79,6 @@ struct LogLinearMap {
 template <class T>
 LogLinearMap make_log_linear_map(FeatureMapKind kind, const T* rows, int64_t M, int64_t D,
                                  std::span<const double> parameters);
-
-/// Eigenvalues and eigenvectors of a symmetric matrix [n, n], by cyclic Jacobi rotations. The
-/// matrix is replaced; eigenvectors are the rows of the result, in the order of the eigenvalues.
-struct Eigen {
-  std::vector<double> values, vectors;
-};
-Eigen eigen_symmetric(std::vector<double> matrix, int64_t n);
 
 }  // namespace favor
 

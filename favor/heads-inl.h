@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "favor/fitted_map.h"
+#include "favor/item_moments.h"
 #include "favor/tokens-inl.h"
 #include "hwy/aligned_allocator.h"
 
@@ -126,7 +127,7 @@ class HeadPlans {
   const HeadPlan& common() const { return common_; }
   /// Scratch of make_item_head beside what the head keeps.
   int64_t scratch_floats() const {
-    if (!depend_on_items()) {
+    if (!common_.official) {
       return 0;
     }
     ScratchLayout layout;
@@ -141,18 +142,25 @@ class HeadPlans {
     return heads_[heads_.size() == 1 ? 0 : static_cast<size_t>(g)];
   }
 
+  bool fitted_to_items() const { return fitted_to_items_; }
+
+  /// The head of an item with a map fitted to `moments`; `kept` as below.
+  HeadPlan item_head(const Item& item, const Moments& moments, ScratchLayout& kept) const {
+    return make_head(item.g, moments.fit(plan_.feature_map), kept);
+  }
+
   /// The head of an item, which `kept` has the memory of as long as it is used. What follows in
   /// `kept`, scratch_floats() long, is overwritten.
   HeadPlan item_head(const Item& item, ScratchLayout& kept) const {
     if (!depend_on_items()) {
       return (*this)[item.g];
     }
+    if (fitted_to_items_) {
+      return item_head(item, item_moments(plan_, item), kept);
+    }
     ScratchLayout scratch = kept;
     ItemScratch space;
     space.place(scratch, common_);
-    if (fitted_to_items_) {
-      return make_head(item.g, fit(item, space), kept);
-    }
     HeadPlan head = (*this)[item.g];
     head.key.floor += largest_key_logit(head, item, space);
     return head;
@@ -162,12 +170,12 @@ class HeadPlans {
   struct ItemScratch {
     KeyChunk keys;
     float* buffer;  ///< of project()
-    float* row;     ///< [D]
+    float* row;     ///< [C]
 
     void place(ScratchLayout& layout, const HeadPlan& head) {
       keys.place(layout, head, kChunk);
       buffer = layout.take(logit_floats(head));
-      row = layout.take(std::max(head.D, kChunk));
+      row = layout.take(kChunk);
     }
   };
 
@@ -286,26 +294,6 @@ class HeadPlans {
     std::transform(
         map.query_constant.begin(), map.query_constant.end(), const_cast<float*>(head.query.shift),
         [common](double x) { return static_cast<float>(std::numbers::log2e * (x - common)); });
-  }
-
-  /// Parameters fitted to an item: its allowed keys, and its queries except, where L = S, those at
-  /// the positions of masked keys.
-  std::vector<double> fit(const Item& item, const ItemScratch& scratch) const {
-    Moments moments(plan_.D, plan_.feature_map == FeatureMapKind::kFavorSharp);
-    const double root = std::sqrt(plan_.scale);
-    for (int64_t j = item.segment.k_begin; j < item.segment.k_end; ++j) {
-      if (!plan_.allows_key(item.b, item.g, j)) continue;
-      copy_row(plan_.k.row(item.b, item.g, j), plan_.D, scratch.row);
-      moments.add_key(scratch.row, root);
-    }
-    for (int64_t i = item.segment.q_begin; i < item.segment.q_end; ++i) {
-      if (plan_.L == plan_.S && !plan_.allows_key(item.b, item.g, i)) continue;
-      for (int64_t h = item.first_head; h < item.last_head; ++h) {
-        copy_row(plan_.q.row(item.b, h, i), plan_.D, scratch.row);
-        moments.add_query(scratch.row, root);
-      }
-    }
-    return moments.fit(plan_.feature_map);
   }
 
   /// The largest logit of an item's keys.

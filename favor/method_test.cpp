@@ -6,6 +6,7 @@
 #include <string>
 
 #include "favor/check.h"
+#include "favor/testing_errors.h"
 
 namespace favor {
 namespace {
@@ -68,17 +69,9 @@ TEST(Method, HasWordsAndErrors) {
   for (const Method method : {Method::kFavor, Method::kExact, Method::kAuto}) {
     EXPECT_EQ(method_from_string(to_string(method)), method);
   }
-  const auto error_of = [](const auto& call) -> std::string {
-    try {
-      call();
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "no error";
-  };
-  EXPECT_EQ(error_of([] { method_from_string("fast"); }),
+  EXPECT_EQ(test::error_of([] { method_from_string("fast"); }),
             "method is 'fast', expected favor | exact | auto");
-  EXPECT_EQ(error_of([] {
+  EXPECT_EQ(test::error_of([] {
               resolve_method(Method::kAuto, {1, 1, -2, 1, 1, false});
             }),
             "resolve_method: L, S, D, E, M are 1, 1, -2, 1, 1, expected no negative size");

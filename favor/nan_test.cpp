@@ -23,22 +23,32 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 std::vector<Case> all_kinds() {
   std::vector<Case> cases;
   for (const bool causal : {false, true}) {
-    for (const auto map : {FeatureMapKind::kPositive, FeatureMapKind::kRelu}) {
+    const auto add = [&](FeatureMapKind map, ProjectionUse projection, bool structured) {
       Case c;
       c.causal = causal;
       c.feature_map = map;
+      c.projection = projection;
+      c.structured = structured;
       c.H = 1;
       c.L = c.S = 90;
       c.D = 17;
       c.E = 9;
-      c.M = 37;
+      c.M = num_state_features(map, 2) == 2 ? 37 : 38;
       cases.push_back(c);
-    }
+    };
+    for (const auto map : test::kPositiveMaps) add(map, ProjectionUse::kShared, false);
+    for (const auto map : test::kSignedMaps) add(map, ProjectionUse::kShared, false);
+    add(FeatureMapKind::kRelu, ProjectionUse::kNone, false);
+    add(FeatureMapKind::kPositive, ProjectionUse::kShared, true);
   }
-  Case bare = cases[1];
-  bare.projection = ProjectionUse::kNone;
-  cases.push_back(bare);
   return cases;
+}
+
+// A map that is fitted to the call's tokens would see the one that is not a number.
+Problem make_given_problem(const Case& c) {
+  Problem p = test::make_problem(c);
+  if (is_fitted(c.feature_map)) test::give_map_parameters(p);
+  return p;
 }
 
 bool all_nan(const float* values, int64_t n) {
@@ -47,7 +57,7 @@ bool all_nan(const float* values, int64_t n) {
 
 TEST(NotANumber, InAQueryIsSeenInItsRowAndInNoOther) {
   for (const Case& c : all_kinds()) {
-    Problem p = test::make_problem(c);
+    Problem p = make_given_problem(c);
     p.q[70 * c.D + 3] = kNan;
     test::for_each_isa([&](const char* isa) {
       SCOPED_TRACE(c.name() + " " + isa);
@@ -66,7 +76,7 @@ TEST(NotANumber, InAQueryIsSeenInItsRowAndInNoOther) {
 
 TEST(NotANumber, InAKeyIsSeenInEveryRowThatSeesTheKey) {
   for (const Case& c : all_kinds()) {
-    Problem p = test::make_problem(c);
+    Problem p = make_given_problem(c);
     p.k[70 * c.D + 3] = kNan;
     test::for_each_isa([&](const char* isa) {
       SCOPED_TRACE(c.name() + " " + isa);

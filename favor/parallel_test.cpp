@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "favor/check.h"
+#include "favor/testing_errors.h"
 
 namespace favor {
 namespace {
@@ -113,13 +114,8 @@ TEST_F(Parallel, UsesTheReplacedSplitter) {
 
 TEST_F(Parallel, RefusesThreadCountsOutOfRange) {
   for (const int threads : {0, -1, 1025}) {
-    try {
-      set_num_threads(threads);
-      FAIL() << threads;
-    } catch (const Error& error) {
-      EXPECT_EQ(std::string(error.what()),
-                message("set_num_threads: threads is ", threads, ", expected 1 to 1024"));
-    }
+    EXPECT_EQ(test::error_of([&] { set_num_threads(threads); }),
+              message("set_num_threads: threads is ", threads, ", expected 1 to 1024"));
   }
 }
 

@@ -11,6 +11,7 @@
 #include "favor/check.h"
 #include "favor/projection.h"
 #include "favor/random.h"
+#include "favor/testing_errors.h"
 
 namespace favor {
 namespace {
@@ -209,13 +210,8 @@ TEST(StructuredProjection, ExpandsToTheMatrixOfItsSpec) {
 }
 
 TEST(StructuredProjection, ErrorsNameArgumentAndValue) {
-  const auto error_of = [](const ProjectionSpec& spec) -> std::string {
-    try {
-      draw_structured_projection(spec);
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "no error";
+  const auto error_of = [](const ProjectionSpec& spec) {
+    return test::error_of([&] { draw_structured_projection(spec); });
   };
   EXPECT_EQ(error_of(make_spec(4, 4, ProjectionKind::kGivens, 1)),
             "draw_structured_projection: kind is givens, expected hadamard");

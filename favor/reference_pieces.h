@@ -43,19 +43,41 @@ inline Moments moments_for(FeatureMapKind kind, int64_t D) {
 }
 
 /// Adds the tokens of a range to `moments`: allowed keys, and queries except those at the positions
-/// of masked keys where L = S.
+/// of masked keys where L = S. Sums are in T.
 template <class T>
 void add_moments(const AttentionParams<T>& params, View4<const T> q, View4<const T> k,
                  const PieceRange& p, Moments& moments) {
-  const int64_t L = q.sizes[2], S = k.sizes[2];
-  const double root = std::sqrt(resolve_scale(params, q.sizes[3]));
+  const int64_t L = q.sizes[2], S = k.sizes[2], D = q.sizes[3];
+  const bool full = params.feature_map == FeatureMapKind::kFavorSharp;
+  const double root = std::sqrt(resolve_scale(params, D));
+  int64_t count = 0;
+  std::vector<T> sum, square;
+  const auto add = [&](const T* row) {
+    ++count;
+    for (int64_t i = 0; i < D; ++i) {
+      sum[i] += row[i];
+      for (int64_t j = full ? 0 : i; j <= i; ++j) square[full ? i * D + j : i] += row[i] * row[j];
+    }
+  };
+  const auto start = [&] {
+    count = 0;
+    sum.assign(D, T{0});
+    square.assign(full ? D * D : D, T{0});
+  };
+  const auto sums = [&] {
+    return TokenSums{count, {sum.begin(), sum.end()}, {square.begin(), square.end()}};
+  };
+  start();
   for (int64_t j = p.k0; j < p.k1; ++j) {
-    if (allowed(params, p.b, p.g, S, j)) moments.add_key(k.row(p.b, p.g, j), root);
+    if (allowed(params, p.b, p.g, S, j)) add(k.row(p.b, p.g, j));
   }
+  moments.add_keys(sums(), root);
+  start();
   for (int64_t i = p.q0; i < p.q1; ++i) {
     if (L == S && !allowed(params, p.b, p.g, S, i)) continue;
-    for (int64_t h = p.first_head; h < p.last_head; ++h) moments.add_query(q.row(p.b, h, i), root);
+    for (int64_t h = p.first_head; h < p.last_head; ++h) add(q.row(p.b, h, i));
   }
+  moments.add_queries(sums(), root);
 }
 
 /// Calls body(range) for every independent piece of work.

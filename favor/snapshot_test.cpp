@@ -16,6 +16,7 @@
 #include "favor/favor.h"
 #include "favor/safetensors.h"
 #include "favor/sha256.h"
+#include "favor/testing_errors.h"
 
 namespace favor {
 namespace {
@@ -147,24 +148,16 @@ TEST_F(SnapshotFile, HoldsTheBytes) {
   EXPECT_EQ(file.at("hot_values").shape, (std::vector<int64_t>{kB, kH, 40 % kHotTokens, kE}));
 }
 
-std::string error_of(const std::function<void()>& run) {
-  try {
-    run();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 TEST_F(SnapshotFile, ErrorsNameTheFile) {
   const Stream stream;
   const std::string folder = "/nonexistent-folder/x";
-  EXPECT_EQ(error_of([&] { load_state(folder, stream.params, kD); }),
+  EXPECT_EQ(test::error_of<std::exception>([&] { load_state(folder, stream.params, kD); }),
             folder + ": cannot open: No such file or directory");
-  EXPECT_EQ(error_of([&] { save_state(folder, stream.state, stream.params, kD); }),
-            folder + ": cannot create the file: No such file or directory");
+  EXPECT_EQ(
+      test::error_of<std::exception>([&] { save_state(folder, stream.state, stream.params, kD); }),
+      folder + ": cannot create the file: No such file or directory");
   std::ofstream(path()) << "abc";
-  EXPECT_EQ(error_of([&] { load_state(path(), stream.params, kD); }),
+  EXPECT_EQ(test::error_of<std::exception>([&] { load_state(path(), stream.params, kD); }),
             path() + ": safetensors file has 3 bytes, expected at least 8");
 }
 
@@ -176,7 +169,8 @@ TEST(Snapshot, RefusesWhatBelongsToAnotherComputation) {
                            int64_t head_dim = kD) {
     AttentionParams<float> params = stream.params;
     change(params);
-    return error_of([&] { state_from_bytes(bytes, params, head_dim, "here"); });
+    return test::error_of<std::exception>(
+        [&] { state_from_bytes(bytes, params, head_dim, "here"); });
   };
   EXPECT_EQ(refusal([](auto&) {}), "no error");
   EXPECT_EQ(refusal([](auto& p) { p.feature_map = FeatureMapKind::kSoftplus; }),
@@ -208,7 +202,7 @@ TEST(Snapshot, RefusesWhatIsNoWholeSnapshot) {
   stream.steps(5);
   const std::string bytes = stream.bytes();
   const auto refusal = [&](const std::string& content) {
-    return error_of([&] { state_from_bytes(content, stream.params, kD); });
+    return test::error_of<std::exception>([&] { state_from_bytes(content, stream.params, kD); });
   };
   EXPECT_EQ(refusal(rewritten(bytes, [](auto& m) { m["format_version"] = "2"; })),
             "snapshot: format_version is 2, expected 1");
@@ -243,7 +237,7 @@ TEST(Snapshot, RefusesTensorsThatDoNotFit) {
     std::string error;
     // The message of the first try tells the checksum that was expected.
     for (int round = 0; round < 2; ++round) {
-      error = error_of(
+      error = test::error_of<std::exception>(
           [&] { state_from_bytes(safetensors_bytes(tensors, metadata), stream.params, kD); });
       const size_t at = error.find(", expected ");
       if (error.find("checksum is") == std::string::npos) break;
@@ -297,7 +291,7 @@ TEST(Snapshot, ErrorsNameTheArgument) {
     DecodeState state = stream.state;
     AttentionParams<float> params = stream.params;
     change(state, params);
-    return error_of([&] { state_to_bytes(state, params, head_dim); });
+    return test::error_of<std::exception>([&] { state_to_bytes(state, params, head_dim); });
   };
   EXPECT_EQ(error([](auto&, auto&) {}, 0), "state_to_bytes: head_dim is 0, expected D >= 1");
   EXPECT_EQ(error([](auto& s, auto&) { s.z.clear(); }),

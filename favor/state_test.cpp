@@ -322,12 +322,7 @@ std::string error_of(const std::function<void(DecodeState&)>& change,
                      const std::function<void(DecodeState&)>& run) {
   DecodeState state(1, 2, 3, 4);
   change(state);
-  try {
-    run(state);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
+  return test::error_of([&] { run(state); });
 }
 
 TEST(DecodeState, ErrorsNameTheMember) {

@@ -160,16 +160,13 @@ TEST(StructuredAttention, ErrorsNameArgumentAndValue) {
     owned.value.structured = p.structured.data();
     change(owned.value, p);
     std::vector<float> out(p.dout.size());
-    try {
+    return test::error_of([&] {
       bidirectional_forward<float>(owned.value,
                                    contiguous_view<const float>(p.q.data(), c.B, c.H, c.L, c.D),
                                    contiguous_view<const float>(p.k.data(), c.B, c.H, c.S, c.D),
                                    contiguous_view<const float>(p.v.data(), c.B, c.H, c.S, c.E),
                                    contiguous_view(out.data(), c.B, c.H, c.L, c.E));
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "no error";
+    });
   };
   using Params = AttentionParams<float>;
   EXPECT_EQ(

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rule that judges a kernel by the error of the naive float code.
+#ifndef FAVOR_TESTING_JUDGE_H_
+#define FAVOR_TESTING_JUDGE_H_
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "favor/cancellation.h"
+#include "favor/testing_errors.h"
+#include "favor/testing_runs.h"
+
+namespace favor::test {
+
+inline bool all_finite(const std::vector<float>& values) {
+  return std::all_of(values.begin(), values.end(), [](float x) { return std::isfinite(x); });
+}
+
+/// largest_cancellation of a problem whose map has negative features; 1 for all others.
+inline double cancellation(const Problem& p) {
+  switch (p.spec.feature_map) {
+    case FeatureMapKind::kTrig:
+    case FeatureMapKind::kGelu:
+    case FeatureMapKind::kTanh:
+    case FeatureMapKind::kCos:
+    case FeatureMapKind::kSin:
+    case FeatureMapKind::kIdentity:
+      break;
+    default:
+      return 1;
+  }
+  const Case& c = p.spec;
+  const std::vector<double> q(p.q.begin(), p.q.end()), k(p.k.begin(), p.k.end());
+  const Params<double> params(p);
+  return largest_cancellation(
+      params.value, contiguous_view<const double>(q.data(), c.B, c.H, c.L, c.D),
+      contiguous_view<const double>(k.data(), c.B, c.G(), c.S, c.D), c.causal);
+}
+
+/// What a kernel's results are held against; computed once per problem.
+///
+/// The naive errors are the largest of several problems that differ in the last digits of q and k:
+/// on one small problem alone, float code can be right by luck far below its usual error.
+struct Judge {
+  Results<double> truth;
+  Results<double> terms;  ///< see run_reference
+  ErrorSize out, dq, dk, dv;
+  ElementType element = ElementType::kFloat32;
+  bool compare_gradients = true;
+  double chunk_rounding = 0, cancelled = 0;
+  // Results of 16 bits are rounded once more. The naive results are rounded too, but on a small
+  // problem they may be luckier than half a spacing.
+  double storage_rounding = 0;
+  double transform_rounding = 0;
+
+  explicit Judge(const Problem& p, Passes passes = Passes::kBoth)
+      : truth(run_reference<double>(p, passes)),
+        element(p.spec.element),
+        // Beyond, attention is one-hot and float gradients are mostly cancellation. Fitted maps
+        // multiply logits by sqrt(1 - 4A), which is large when the norm is.
+        compare_gradients(passes == Passes::kBoth &&
+                          p.spec.norm <= (is_fitted(p.spec.feature_map) ? 4 : 8)),
+        storage_rounding(rounding_unit(p.spec.element)) {
+    if (!compare_gradients) passes = Passes::kForward;
+    // A chunk's stabilisers know its later keys, so exponents reach down to -126 in base 2, where
+    // each of key and query is rounded by up to 2^-18 log(2): 5.3e-6 together at the worst, and
+    // less on the average of features. The naive code has the token's own stabilisers. Only large
+    // norms go that far.
+    if (p.spec.causal && p.spec.norm > 8) chunk_rounding = 4e-6;
+    if (p.spec.structured) transform_rounding = transform_error(p.spec);
+    // Products of bfloat16 numbers round each weight, which moves the output relative to the mean
+    // of |v|, however much of it cancels.
+    const bool rounds_weights = element == ElementType::kBfloat16;
+    if (compare_gradients || rounds_weights) terms = run_reference<double>(p, Passes::kTerms);
+    if (!rounds_weights) terms.out_terms.clear();
+    // Each denominator's rounding, and what its weights err by, are relative to the size of its
+    // terms.
+    const double size = cancellation(p);
+    cancelled = 4 * std::numeric_limits<float>::epsilon() * (size - 1);
+    transform_rounding *= size;
+    add(run_reference<float>(p, passes), truth);
+    const Case& c = p.spec;
+    if (c.B * c.H * (c.L + c.S) * c.M * (c.D + c.E) > 100'000'000) return;
+    // Sums behind a fitted map differ in their last digits too, and its logits multiply that.
+    widen(p, 0, is_fitted(c.feature_map) ? 6 : 2);
+  }
+
+  /// Takes more problems near `p` into account, numbers [begin, end): among thousands of random
+  /// cases there are some where three naive results are all lucky.
+  void widen(const Problem& p, uint64_t begin, uint64_t end) {
+    const Passes passes = compare_gradients ? Passes::kBoth : Passes::kForward;
+    for (uint64_t i = begin; i < end; ++i) {
+      Problem other = p;
+      RandomStream rng(p.spec.seed, 100 + i);
+      for (std::vector<float>* x : {&other.q, &other.k}) {
+        for (float& value : *x) value *= static_cast<float>(1 + 1e-5 * rng.normal());
+      }
+      add(run_reference<float>(other, passes), run_reference<double>(other, passes));
+    }
+  }
+
+  /// What a fast transform may add to the error of a logit, and so, relatively, to that of a
+  /// weight: each of its 3 log2(n) additions rounds numbers of the size of the logits, norm sqrt(D
+  /// scale) on average, by 2^-25 rms of it at most. Four standard deviations, for there are many
+  /// logits. The naive products can be right by luck where there are few.
+  static double transform_error(const Case& c) {
+    const double D = static_cast<double>(c.D);
+    const double stages = 3 * std::ceil(std::log2(D));
+    const double softmax_scale = estimates_softmax(c.feature_map) ? 1 / std::sqrt(D) : 1;
+    return 4 * 0x1p-25 * std::sqrt(stages) * c.norm *
+           std::sqrt(D * c.scale.value_or(softmax_scale));
+  }
+
+  /// Empty if the results pass, else what is wrong with them.
+  std::string verdict(const Results<float>& r) const {
+    std::string wrong;
+    const auto check = [&](const char* name, const std::vector<float>& kernel,
+                           const ErrorSize& naive, const std::vector<double>& exact,
+                           const std::vector<double>& scale, double extra) {
+      const ErrorRatio e =
+          error_ratio(saturated(element, kernel), naive, saturated(element, exact), scale, extra);
+      if (!(e.ratio <= 1)) {
+        wrong += message(name, " errs ", e.ratio, " times what is allowed (", e.kernel,
+                         ", naive float ", e.naive, "); ");
+      }
+    };
+    const double rounding = storage_rounding + transform_rounding + cancelled;
+    check("out", r.out, out, truth.out, terms.out_terms, chunk_rounding + rounding);
+    if (compare_gradients) {
+      check("dq", r.dq, dq, truth.dq, terms.dq, rounding);
+      check("dk", r.dk, dk, truth.dk, terms.dk, rounding);
+      check("dv", r.dv, dv, truth.dv, terms.dv, rounding);
+    } else if (!all_finite(saturated(element, r.dq)) || !all_finite(saturated(element, r.dk)) ||
+               !all_finite(saturated(element, r.dv))) {
+      wrong += "a gradient is not finite; ";
+    }
+    if (!r.guards_intact) wrong += "memory outside a buffer was written; ";
+    return wrong;
+  }
+
+ private:
+  void add(const Results<float>& naive, const Results<double>& exact) {
+    const auto larger = [this](ErrorSize& size, const std::vector<float>& x,
+                               const std::vector<double>& y) {
+      if (x.empty()) return;
+      const ErrorSize other = error_size(saturated(element, x), saturated(element, y), true);
+      size = {std::max(size.largest, other.largest), std::max(size.rms, other.rms)};
+    };
+    larger(out, naive.out, exact.out);
+    larger(dq, naive.dq, exact.dq);
+    larger(dk, naive.dk, exact.dk);
+    larger(dv, naive.dv, exact.dv);
+  }
+};
+
+}  // namespace favor::test
+
+#endif  // FAVOR_TESTING_JUDGE_H_
