@@ -97,7 +97,7 @@ TEST_F(Cli, HelpShowsCurrentDefaults) {
   const Outcome general = run({"--help"});
   EXPECT_EQ(general.status, 0);
   for (const char* name :
-       {"info", "train", "eval", "generate", "tokenize"}) {
+       {"info", "train", "eval", "generate", "embed", "score", "variants", "tokenize"}) {
     EXPECT_NE(general.out.find(std::string("\n  ") + name), std::string::npos) << name;
     EXPECT_EQ(run({name, "--help"}).status, 0) << name;
   }
