@@ -30,6 +30,9 @@ int run_train(const Command& command, const std::vector<std::string>& arguments)
 int run_eval(const Command& command, const std::vector<std::string>& arguments);
 int run_generate(const Command& command, const std::vector<std::string>& arguments);
 int run_report(const Command& command, const std::vector<std::string>& arguments);
+int run_embed(const Command& command, const std::vector<std::string>& arguments);
+int run_score(const Command& command, const std::vector<std::string>& arguments);
+int run_variants(const Command& command, const std::vector<std::string>& arguments);
 int run_tokenize(const Command& command, const std::vector<std::string>& arguments);
 
 /// The command line itself is wrong: one line, exit status 2.

@@ -31,6 +31,15 @@ constexpr Command kCommands[] = {
      "performer bench --mode encode --length 8192 --dtype bfloat16", performer::cli::run_bench},
     {"report", "put the curves and results of runs on one HTML page",
      "performer report runs/favor runs/exact -o comparison.html", performer::cli::run_report},
+    {"embed", "turn sequences of any length into vectors, per sequence and per residue",
+     "performer embed --model runs/demo --data proteins.fasta.gz --out embeddings",
+     performer::cli::run_embed},
+    {"score", "perplexity of each sequence, and of each residue",
+     "performer score --model runs/demo --data proteins.fasta.gz -o scores.tsv",
+     performer::cli::run_score},
+    {"variants", "score a table of mutants of one sequence",
+     "performer variants --model runs/demo --data mutants.csv --wild-type protein.fasta",
+     performer::cli::run_variants},
     {"tokenize", "turn FASTA records into token ids",
      "performer tokenize proteins.fasta -o proteins.tsv", performer::cli::run_tokenize},
 };
@@ -49,9 +58,12 @@ std::string help_text() {
 
 int dispatch(const std::vector<std::string>& arguments) {
   if (arguments.empty()) {
+    std::string names;
+    for (const Command& command : kCommands) {
+      names += (names.empty() ? "" : ", ") + std::string(command.name);
+    }
     throw performer::cli::UsageError(
-        "no command given, expected one of info, data, train, eval, generate, bench, "
-        "report, tokenize (performer --help)");
+        favor::message("no command given, expected one of ", names, " (performer --help)"));
   }
   const std::string& name = arguments.front();
   if (name == "--help" || name == "-h" || name == "help") {

@@ -99,8 +99,12 @@ Tensor LanguageModelImpl::forward(const Tensor& tokens, const BatchLayout& layou
   return parts_->logits(hidden(tokens, layout));
 }
 
-Tensor LanguageModelImpl::hidden(const Tensor& tokens, const BatchLayout& layout) {
+Tensor LanguageModelImpl::hidden(const Tensor& tokens, const BatchLayout& layout, int64_t layer) {
   Parts& parts = *parts_;
+  const int64_t num_layers = std::ssize(parts.layers);
+  FAVOR_CHECK(layer >= -1 - num_layers && layer <= num_layers, "model: layer is ", layer,
+              ", expected ", -1 - num_layers, " to ", num_layers);
+  const int64_t count = layer < 0 ? layer + 1 + num_layers : layer;
   Tensor x, rotary;
   if (layout.is_packed() && tokens.dim() == 2) {
     layout.check("model", tokens.size(0), tokens.size(1));
@@ -120,8 +124,8 @@ Tensor LanguageModelImpl::hidden(const Tensor& tokens, const BatchLayout& layout
   if (is_training() && parts.config.dropout > 0) {
     x = torch::dropout(x, parts.config.dropout, /*train=*/true);
   }
-  for (Block& layer : parts.layers) x = layer->forward(x, layout, rotary);
-  return parts.norm->forward(x);
+  for (int64_t i = 0; i < count; ++i) x = parts.layers[i]->forward(x, layout, rotary);
+  return count == num_layers ? parts.norm->forward(x) : x;
 }
 
 Tensor LanguageModelImpl::decode(const Tensor& tokens, DecoderState& state) {

@@ -35,8 +35,10 @@ class LanguageModelImpl : public torch::nn::Module {
   /// the longest packed one) may exceed max_length.
   torch::Tensor forward(const torch::Tensor& tokens, const BatchLayout& layout = {});
 
-  /// Hidden states after the final LayerNorm, [B, L, dim].
-  torch::Tensor hidden(const torch::Tensor& tokens, const BatchLayout& layout = {});
+  /// Hidden states [B, L, dim] of a layer: 0 is the embedding, i the output of block i, num_layers
+  /// that of the last block after the final LayerNorm. Negative numbers count from the end.
+  torch::Tensor hidden(const torch::Tensor& tokens, const BatchLayout& layout = {},
+                       int64_t layer = -1);
 
   /// Causal only. Absorbs tokens [B, T] (T >= 1) and returns the logits [B, vocab] that follow the
   /// last of them. Equals the last row of forward over the whole stream, in O(T) time. Tokens or a
