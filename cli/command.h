@@ -23,6 +23,7 @@ struct Command {
   int (*run)(const Command& command, const std::vector<std::string>& arguments);
 };
 
+int run_attention(const Command& command, const std::vector<std::string>& arguments);
 int run_bench(const Command& command, const std::vector<std::string>& arguments);
 int run_info(const Command& command, const std::vector<std::string>& arguments);
 int run_data(const Command& command, const std::vector<std::string>& arguments);

@@ -145,6 +145,8 @@ def measure(problem: Problem, program: Path, seconds: float) -> list[dict]:
         for impl, child in list(children.items()):
             row = child.step()
             if child.failure is not None:
+                if impl == OURS:
+                    raise SystemExit(f"bench-train: {problem.name}: {child.failure}")
                 rows.append({"impl": impl} | common | empty | {"note": child.failure})
                 del children[impl]
                 continue

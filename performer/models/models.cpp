@@ -128,6 +128,30 @@ Tensor LanguageModelImpl::hidden(const Tensor& tokens, const BatchLayout& layout
   return count == num_layers ? parts.norm->forward(x) : x;
 }
 
+void LanguageModelImpl::visit_attention(
+    const Tensor& tokens, const std::vector<int64_t>& layers,
+    const std::function<void(int64_t layer, const Tensor& weights)>& visit) {
+  Parts& parts = *parts_;
+  const int64_t num_layers = std::ssize(parts.layers);
+  std::vector<bool> wanted(parts.layers.size(), layers.empty());
+  for (const int64_t layer : layers) {
+    FAVOR_CHECK(layer >= -num_layers && layer < num_layers, "model: layer is ", layer,
+                ", expected ", -num_layers, " to ", num_layers - 1);
+    wanted[layer < 0 ? layer + num_layers : layer] = true;
+  }
+  const torch::NoGradGuard no_grad;
+  const bool was_training = is_training();
+  eval();
+  Tensor x = parts.embed->forward(tokens);
+  const Tensor rotary = parts.rotary(0, tokens.size(1));
+  const int64_t last = std::find(wanted.rbegin(), wanted.rend(), true).base() - wanted.begin();
+  for (int64_t i = 0; i < last; ++i) {
+    if (wanted[i]) visit(i, parts.layers[i]->attention_weights(x, rotary));
+    if (i + 1 < last) x = parts.layers[i]->forward(x, {}, rotary);
+  }
+  train(was_training);
+}
+
 Tensor LanguageModelImpl::decode(const Tensor& tokens, DecoderState& state) {
   Parts& parts = *parts_;
   parts.check_stream(tokens, state);

@@ -7,6 +7,7 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -39,6 +40,13 @@ class LanguageModelImpl : public torch::nn::Module {
   /// that of the last block after the final LayerNorm. Negative numbers count from the end.
   torch::Tensor hidden(const torch::Tensor& tokens, const BatchLayout& layout = {},
                        int64_t layer = -1);
+
+  /// Calls visit(layer, weights [B, H, L, L]) for the attention of some blocks, counted from 0 or
+  /// with negative numbers from the end, or of all where none is named, in their order. tokens
+  /// [B, L]. Without dropout and gradient. MultiHeadAttention::weights says how they are read out.
+  void visit_attention(
+      const torch::Tensor& tokens, const std::vector<int64_t>& layers,
+      const std::function<void(int64_t layer, const torch::Tensor& weights)>& visit);
 
   /// Causal only. Absorbs tokens [B, T] (T >= 1) and returns the logits [B, vocab] that follow the
   /// last of them. Equals the last row of forward over the whole stream, in O(T) time. Tokens or a

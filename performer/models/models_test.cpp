@@ -294,6 +294,38 @@ TEST(LanguageModel, ErrorsNameArgumentAndExpectation) {
 
 // Eight letters, a separator, the same eight letters: the second half can only be told by looking
 // back.
+TEST(LanguageModel, VisitsTheAttentionOfTheNamedLayers) {
+  torch::manual_seed(4);
+  const Tensor tokens = random_tokens(2, 13);
+  for (bool causal : {false, true}) {
+    for (const ModelConfig& config : all_configs(causal)) {
+      LanguageModel model(config);
+      std::vector<int64_t> seen;
+      std::vector<Tensor> maps;
+      const auto visit = [&](int64_t layer, const Tensor& weights) {
+        seen.push_back(layer);
+        maps.push_back(weights);
+        EXPECT_EQ(weights.sizes(), (std::vector<int64_t>{2, 3, 13, 13}));
+        EXPECT_LT(distance(weights.sum(-1), torch::ones({2, 3, 13})), 1e-4);
+        EXPECT_FALSE(weights.requires_grad());
+      };
+      model->visit_attention(tokens, {}, visit);
+      EXPECT_TRUE(model->is_training());
+      EXPECT_EQ(seen, (std::vector<int64_t>{0, 1}));
+      model->visit_attention(tokens, {-1}, visit);
+      EXPECT_EQ(seen.back(), 1);
+      EXPECT_EQ(distance(maps[1], maps[2]), 0);
+      EXPECT_GT(distance(maps[0], maps[1]), 1e-4);
+      if (causal) {
+        EXPECT_EQ(maps[0].triu(1).abs().max().item<float>(), 0);
+      }
+    }
+  }
+  LanguageModel model(small_config());
+  EXPECT_EQ(error_of([&] { model->visit_attention(tokens, {2}, {}); }),
+            "model: layer is 2, expected -2 to 1");
+}
+
 TEST(LanguageModel, LearnsToCopy) {
   torch::manual_seed(5);
   // Too small to share: on a busy machine threads would wait for each other most of the time.

@@ -5,6 +5,7 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <optional>
@@ -146,6 +147,28 @@ Tensor MultiHeadAttentionImpl::forward(const Tensor& x, const BatchLayout& layou
   if (layout.key_padding_mask.defined()) arguments.key_padding_mask = layout.key_padding_mask;
   if (layout.is_packed()) arguments.cu_seqlens_q = arguments.cu_seqlens_k = layout.cu_seqlens;
   return parts.join(favor_attention(q, k, v, arguments, parts.options.causal));
+}
+
+Tensor MultiHeadAttentionImpl::weights(const Tensor& x, const Tensor& rotary) {
+  Parts& parts = *parts_;
+  parts.check_input("MultiHeadAttention", x);
+  const torch::NoGradGuard no_grad;
+  const auto [q, k, v] = parts.project(x, rotary);
+  const int64_t L = x.size(1);
+  Tensor result = torch::empty({x.size(0), q.size(1), L, L}, q.options());
+  // Blocks of columns: the values of all at once would be as large as the result.
+  constexpr int64_t kColumns = 256;
+  for (int64_t begin = 0; begin < L; begin += kColumns) {
+    const int64_t count = std::min(kColumns, L - begin);
+    Tensor one_hot = torch::zeros({L, count}, q.options());
+    one_hot.slice(0, begin, begin + count).fill_diagonal_(1);
+    const Tensor values = one_hot.expand({x.size(0), q.size(1), L, count});
+    result.slice(3, begin, begin + count)
+        .copy_(parts.is_favor()
+                   ? favor_attention(q, k, values, parts.arguments, parts.options.causal)
+                   : softmax_attention(q, k, values, {}, parts.options.causal));
+  }
+  return result;
 }
 
 Tensor MultiHeadAttentionImpl::decode(const Tensor& x, AttentionState& state,

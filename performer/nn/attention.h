@@ -44,6 +44,11 @@ class MultiHeadAttentionImpl : public torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x, const BatchLayout& layout = {},
                         const torch::Tensor& rotary = {});
 
+  /// The weights [B, H, L, L] with which queries (rows) take values (columns), read out by sending
+  /// one-hot positions through as values: O(L) columns, so O(L^2) time and memory. Rows sum to 1;
+  /// feature maps of either sign give weights of either sign.
+  torch::Tensor weights(const torch::Tensor& x, const torch::Tensor& rotary = {});
+
   /// Causal only: the rows of x [B, T, dim] that follow those already in `state`, which then holds
   /// them too. Records no gradient.
   torch::Tensor decode(const torch::Tensor& x, AttentionState& state,

@@ -38,6 +38,8 @@ class BlockImpl : public torch::nn::Module {
   /// Arguments as MultiHeadAttention::forward.
   torch::Tensor forward(const torch::Tensor& x, const BatchLayout& layout = {},
                         const torch::Tensor& rotary = {});
+  /// As MultiHeadAttention::weights, of this block's input.
+  torch::Tensor attention_weights(const torch::Tensor& x, const torch::Tensor& rotary = {});
   /// As MultiHeadAttention::decode; without dropout.
   torch::Tensor decode(const torch::Tensor& x, AttentionState& state,
                        const torch::Tensor& rotary = {});

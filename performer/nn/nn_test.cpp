@@ -86,6 +86,32 @@ TEST(MultiHeadAttention, ExactIsSoftmaxUnderEveryMask) {
   }
 }
 
+TEST(MultiHeadAttention, WeightsTimesValuesAreTheOutput) {
+  torch::manual_seed(5);
+  const Tensor x = torch::randn({2, 300, kDim}) * 0.5;  // more columns than a block
+  const Tensor rotary = rotary_table(0, 300, kDim / kHeads);
+  for (const bool causal : {false, true}) {
+    for (MultiHeadAttentionOptions options : all_options(causal)) {
+      options.bias = false;
+      MultiHeadAttention layer(options);
+      const torch::NoGradGuard no_grad;
+      const auto parameters = layer->named_parameters();
+      Tensor(parameters["out.weight"]).copy_(torch::eye(kDim));
+      const Tensor weights = layer->weights(x, rotary);
+      ASSERT_EQ(weights.sizes(), (std::vector<int64_t>{2, kHeads, 300, 300}));
+      EXPECT_LT(distance(weights.sum(-1), torch::ones({2, kHeads, 300})), 1e-4);
+      if (causal) {
+        EXPECT_EQ(weights.triu(1).abs().max().item<float>(), 0);
+      }
+      const Tensor values = torch::linear(x, parameters["qkv.weight"].chunk(3)[2])
+                                .view({2, 300, kHeads, kDim / kHeads})
+                                .transpose(1, 2);
+      const Tensor joined = weights.matmul(values).transpose(1, 2).reshape({2, 300, kDim});
+      EXPECT_LT(distance(joined, layer->forward(x, {}, rotary)), 1e-4);
+    }
+  }
+}
+
 // The estimator's squared error falls as 1/M: by 64 from M = 64 to 4096, at norms small enough for
 // its tails to be light. A quarter of that, over several matrices, leaves room for chance.
 TEST(MultiHeadAttention, FavorApproachesExactWithTheSameWeights) {

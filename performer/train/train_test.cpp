@@ -231,6 +231,33 @@ TEST_F(Train, PackedRowsScoreAsPaddedOnes) {
   }
 }
 
+TEST_F(Train, Bfloat16StepsAreOtherStepsThatResumeBitForBit) {
+  const std::string data = random_fasta(120);
+  const auto configure = [&](const std::string& run) {
+    TrainConfig config = tiny(data, run);
+    config.run.dtype = "bfloat16";
+    return config;
+  };
+  const TrainConfig straight = configure("straight");
+  const TrainResult result = train(straight);
+  TrainConfig parts = configure("parts");
+  TrainHooks hooks;
+  int steps = 0;
+  hooks.should_stop = [&] { return ++steps == 7; };
+  EXPECT_TRUE(train(parts, hooks).interrupted);
+  parts.run.resume = "auto";
+  EXPECT_EQ(train(parts).steps, 20);
+  expect_same_run(straight.run.out, parts.run.out, 20);
+
+  const TrainConfig plain = tiny(data, "plain");
+  const TrainResult reference = train(plain);
+  EXPECT_NE(result.valid->model.loss, reference.valid->model.loss);
+  EXPECT_NEAR(result.valid->model.loss, reference.valid->model.loss, 0.02);
+  for (const auto& item : load_model(straight.run.out).model->named_parameters()) {
+    EXPECT_EQ(item.value().scalar_type(), torch::kFloat) << item.key();
+  }
+}
+
 TEST_F(Train, KeepsTheNewestCheckpointsAndTheBest) {
   TrainConfig config = tiny(random_fasta(60), "run");
   config.run.save_interval = 2;
