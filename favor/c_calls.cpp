@@ -71,6 +71,27 @@ void set_defaults(favor_projection_spec& spec) {
   spec.head_dim = defaults.head_dim;
 }
 
+const DecodeState& plain(const char* op, const char* name, const favor_state& state) {
+  const auto* hybrid = std::get_if<HybridState>(&state.value);
+  FAVOR_CHECK(hybrid == nullptr, op, ": ", name, " has a window of ", hybrid->window,
+              " tokens, expected none");
+  return std::get<DecodeState>(state.value);
+}
+
+ProjectionSpec spec_of(const char* op, const favor_projection_spec* given) {
+  const favor_projection_spec spec = resolve(op, "spec", given);
+  ProjectionSpec matrix;
+  matrix.kind = projection_kind_from_string(&required(op, "spec.kind", spec.kind));
+  matrix.row_norm = row_norm_from_string(&required(op, "spec.row_norm", spec.row_norm));
+  matrix.num_features = spec.num_rows;
+  matrix.head_dim = spec.head_dim;
+  matrix.seed = spec.seed;
+  matrix.layer = spec.layer;
+  matrix.head = spec.head;
+  matrix.redraw = spec.redraw;
+  return matrix;
+}
+
 AttentionParams<float> params_of(const char* op, const favor_options* given) {
   const favor_options options = resolve(op, "options", given);
   AttentionParams<float> params;
@@ -84,6 +105,13 @@ AttentionParams<float> params_of(const char* op, const favor_options* given) {
   params.renormalize = options.renormalize != 0;
   params.projection = options.projection;
   params.num_projections = options.num_projections;
+  if (options.structured != nullptr) {
+    const auto& matrices = options.structured->matrices;
+    FAVOR_CHECK(options.num_projections == static_cast<int64_t>(matrices.size()), op,
+                ": num_projections is ", options.num_projections, ", expected ", matrices.size(),
+                " (the matrices of structured)");
+    params.structured = matrices.data();
+  }
   params.num_features = options.num_features;
   params.map_parameters = options.map_parameters;
   params.num_map_parameter_sets = options.num_map_parameter_sets;

@@ -8,15 +8,24 @@
 #include <cstring>
 #include <new>
 #include <stdexcept>
+#include <utility>
+#include <variant>
+#include <vector>
 
 #include "favor/attention.h"
 #include "favor/check.h"
 #include "favor/exact.h"
 #include "favor/favor_c.h"
 #include "favor/half.h"
+#include "favor/hybrid_state.h"
+#include "favor/projection.h"
+
+struct favor_structured {
+  std::vector<favor::StructuredProjection> matrices;
+};
 
 struct favor_state {
-  favor::DecodeState value;
+  std::variant<favor::DecodeState, favor::HybridState> value;
 };
 
 namespace favor::c {
@@ -68,7 +77,14 @@ Struct resolve(const char* op, const char* name, const Struct* given) {
   return all;
 }
 
+/// Throws unless the state is one without a window.
+const DecodeState& plain(const char* op, const char* name, const favor_state& state);
+inline DecodeState& plain(const char* op, const char* name, favor_state& state) {
+  return const_cast<DecodeState&>(plain(op, name, std::as_const(state)));
+}
+
 AttentionParams<float> params_of(const char* op, const favor_options* given);
+ProjectionSpec spec_of(const char* op, const favor_projection_spec* given);
 ExactParams<float> params_of(const char* op, const favor_exact_options* given);
 
 template <class T>

@@ -27,7 +27,7 @@ struct SavedSizes {
   SavedSizes(const AttentionParams<float>& params, const favor_tensor& q, const favor_tensor& k,
              const favor_tensor& v, bool is_causal) {
     const int64_t B = q.sizes[0], H = q.sizes[1], L = q.sizes[2], G = k.sizes[1], E = v.sizes[3];
-    const int64_t M = params.projection == nullptr ? q.sizes[3] : params.num_features;
+    const int64_t M = has_projection(params) ? params.num_features : q.sizes[3];
     if (std::min({B, H, L, G, E, M}) < 0) return;
     const int64_t segments =
         params.cu_seqlens_q.empty() ? 1 : static_cast<int64_t>(params.cu_seqlens_q.size()) - 1;
@@ -66,8 +66,8 @@ void forward(const char* op, const favor_options* options, bool is_causal, const
     const Views<T> view(op);
     if (is_causal) {
       causal_forward<T>(params, view("q", q), view("k", k), view("v", v), view("out", out), keep,
-                        initial == nullptr ? nullptr : &initial->value,
-                        final_state == nullptr ? nullptr : &final_state->value);
+                        initial == nullptr ? nullptr : &plain(op, "initial", *initial),
+                        final_state == nullptr ? nullptr : &plain(op, "final_state", *final_state));
     } else {
       bidirectional_forward<T>(params, view("q", q), view("k", k), view("v", v), view("out", out),
                                keep);
@@ -108,20 +108,29 @@ using namespace favor::c;  // NOLINT(google-build-using-namespace)
 favor_status favor_draw_projection(const favor_projection_spec* given, float* rows) {
   return guarded([&] {
     const char* op = "favor_draw_projection";
-    const favor_projection_spec spec = resolve(op, "spec", given);
     static_cast<void>(required(op, "rows", rows));
-    ProjectionSpec matrix;
-    matrix.kind = projection_kind_from_string(&required(op, "spec.kind", spec.kind));
-    matrix.row_norm = row_norm_from_string(&required(op, "spec.row_norm", spec.row_norm));
-    matrix.num_features = spec.num_rows;
-    matrix.head_dim = spec.head_dim;
-    matrix.seed = spec.seed;
-    matrix.layer = spec.layer;
-    matrix.head = spec.head;
-    matrix.redraw = spec.redraw;
-    const std::vector<float> drawn = draw_projection(matrix);
+    const std::vector<float> drawn = draw_projection(spec_of(op, given));
     std::copy(drawn.begin(), drawn.end(), rows);
   });
+}
+
+favor_status favor_structured_create(const favor_projection_spec* given, int64_t num_matrices,
+                                     favor_structured** structured) {
+  return guarded([&] {
+    const char* op = "favor_structured_create";
+    favor_structured*& result = required(op, "structured", structured);
+    ProjectionSpec spec = spec_of(op, given);
+    FAVOR_CHECK(num_matrices >= 1, op, ": num_matrices is ", num_matrices, ", expected 1 or more");
+    auto made = std::make_unique<favor_structured>();
+    for (int64_t i = 0; i < num_matrices; ++i, ++spec.head) {
+      made->matrices.push_back(draw_structured_projection(spec));
+    }
+    result = made.release();
+  });
+}
+
+void favor_structured_free(favor_structured* structured) {
+  delete structured;
 }
 
 favor_status favor_num_projection_rows(const char* feature_map, int64_t num_features,

@@ -59,6 +59,9 @@ typedef struct favor_tensor {
 /* A row-major float32 tensor; set its dtype for another type. */
 favor_tensor favor_contiguous(const void* data, int64_t b, int64_t h, int64_t l, int64_t d);
 
+/* Random matrices in the compact form that fast transforms apply to tokens. */
+typedef struct favor_structured favor_structured;
+
 /* Options of attention by random features. Set them with favor_options_init, then change what
  * should differ. `size` tells a library which fields its caller knows. */
 typedef struct favor_options {
@@ -81,6 +84,7 @@ typedef struct favor_options {
   const int64_t* cu_seqlens_q;     /* [num_segments + 1] ascending offsets; null: one segment */
   const int64_t* cu_seqlens_k;
   int64_t num_segments;
+  const favor_structured* structured; /* instead of `projection`: P matrices; null: none */
 } favor_options;
 
 void favor_options_init(favor_options* options);
@@ -122,6 +126,12 @@ void favor_projection_spec_init(favor_projection_spec* spec);
 /* Writes [num_rows, head_dim] floats. */
 favor_status favor_draw_projection(const favor_projection_spec* spec, float* rows);
 
+/* Draws the matrices of heads spec.head to spec.head + num_matrices - 1, those that
+ * favor_draw_projection gives, as one handle that the caller frees. Kind "hadamard" only. */
+favor_status favor_structured_create(const favor_projection_spec* spec, int64_t num_matrices,
+                                     favor_structured** structured);
+void favor_structured_free(favor_structured* structured);
+
 /* Rows of the matrix behind M features of a map. */
 favor_status favor_num_projection_rows(const char* feature_map, int64_t num_features,
                                        int64_t* rows);
@@ -139,7 +149,7 @@ favor_status favor_fit_feature_map(const favor_options* options, favor_tensor q,
 typedef struct favor_saved favor_saved;
 void favor_saved_free(favor_saved* saved);
 
-/* The state of a causal stream. */
+/* The state of a causal stream, with or without a window. */
 typedef struct favor_state favor_state;
 
 /* q [B, H, L, D], k [B, G, S, D], v [B, G, S, E], out [B, H, L, E], all of one dtype. `saved` may
@@ -155,7 +165,7 @@ favor_status favor_bidirectional_backward(const favor_options* options, favor_te
                                           favor_tensor dq, favor_tensor dk, favor_tensor dv);
 
 /* `initial` continues a stream, `final_state` becomes the state after the last key; both may be
- * null, and they may be one state. */
+ * null, and they may be one state, without a window. */
 favor_status favor_causal_forward(const favor_options* options, favor_tensor q, favor_tensor k,
                                   favor_tensor v, favor_tensor out, favor_saved** saved,
                                   const favor_state* initial, favor_state* final_state);
@@ -179,19 +189,28 @@ favor_status favor_exact_backward(const favor_exact_options* options, favor_tens
 /* The empty state of B items and G key heads. */
 favor_status favor_state_create(int64_t batch, int64_t key_heads, int64_t num_features,
                                 int64_t value_dim, favor_state** state);
+/* The empty state of a stream with options->window and ->sinks. */
+favor_status favor_state_create_with_window(const favor_options* options, int64_t batch,
+                                            int64_t key_heads, int64_t head_dim, int64_t value_dim,
+                                            favor_state** state);
 favor_status favor_state_copy(const favor_state* state, favor_state** copy);
 void favor_state_free(favor_state* state);
 
 /* Tokens seen so far, masked ones included. */
 favor_status favor_state_position(const favor_state* state, int64_t* position);
 
-/* Adds the tokens of `other` to those of `into`. */
+/* Adds the tokens of `other` to those of `into`, both without a window. */
 favor_status favor_state_merge(favor_state* into, const favor_state* other);
 
-/* All of one dtype: absorbs k, v [B, G, 1, D|E], then answers q [B, H, 1, D] with out [B, H, 1, E].
- */
+/* All of one dtype, float32 with a window: absorbs k, v [B, G, 1, D|E], then answers q [B, H, 1, D]
+ * with out [B, H, 1, E]. */
 favor_status favor_decode_step(const favor_options* options, favor_tensor q, favor_tensor k,
                                favor_tensor v, favor_state* state, favor_tensor out);
+
+/* Adds tokens k, v [B, G, S, D|E] to a state with a window, without answering queries: after it,
+ * steps go on where favor_causal_forward over the same tokens ends. */
+favor_status favor_state_absorb(const favor_options* options, favor_tensor k, favor_tensor v,
+                                favor_state* state);
 
 /* The snapshot of a state, in memory and as a file. A snapshot is refused under options with
  * another map or matrix than it was made with. `size` receives the snapshot's size; nothing is

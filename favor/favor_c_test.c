@@ -35,6 +35,73 @@ static void test_matrices(void) {
                 "favor_num_projection_rows: rows is a null pointer");
 }
 
+/* The compact form gives what the matrices themselves do, forward and backward. */
+static void test_structured(void) {
+  enum { P = G };
+  static float rows[P * M * D], from_rows[3 * COUNT(q)], from_signs[3 * COUNT(q)];
+  favor_projection_spec spec;
+  favor_projection_spec_init(&spec);
+  spec.kind = "hadamard";
+  spec.num_rows = M;
+  spec.head_dim = D;
+  spec.seed = 5;
+  spec.head = 3;
+  favor_structured* structured = NULL;
+  CHECK_OK(favor_structured_create(&spec, P, &structured));
+  for (int p = 0; p < P; ++p, ++spec.head) {
+    CHECK_OK(favor_draw_projection(&spec, rows + p * M * D));
+  }
+  favor_options dense = make_options(), compact = make_options();
+  dense.projection = rows;
+  compact.projection = NULL;
+  compact.structured = structured;
+  dense.num_projections = compact.num_projections = P;
+  for (int is_causal = 0; is_causal < 2; ++is_causal) {
+    for (int pass = 0; pass < 2; ++pass) {
+      const favor_options* options = pass == 0 ? &dense : &compact;
+      float* gradients = pass == 0 ? from_rows : from_signs;
+      const favor_tensor result = to(pass == 0 ? out : other);
+      const favor_tensor dq = tq(gradients), dk = tk(gradients + COUNT(q));
+      const favor_tensor dv = tv(gradients + 2 * COUNT(q));
+      favor_saved* saved = NULL;
+      if (is_causal) {
+        CHECK_OK(favor_causal_forward(options, tq(q), tk(k), tv(v), result, &saved, NULL, NULL));
+        CHECK_OK(favor_causal_backward(options, tq(q), tk(k), tv(v), result, to(dout), saved, dq,
+                                       dk, dv));
+      } else {
+        CHECK_OK(favor_bidirectional_forward(options, tq(q), tk(k), tv(v), result, &saved));
+        CHECK_OK(favor_bidirectional_backward(options, tq(q), tk(k), tv(v), result, to(dout), saved,
+                                              dq, dk, dv));
+      }
+      favor_saved_free(saved);
+    }
+    CHECK(difference(out, other, COUNT(out)) < 1e-5);
+    CHECK(difference(from_rows, from_signs, COUNT(from_rows)) < 1e-5);
+    CHECK(difference(from_rows, from_rows + COUNT(q), COUNT(k)) > 1e-4);
+  }
+  compact.projection = matrix;
+  CHECK_INVALID(favor_causal_forward(&compact, tq(q), tk(k), tv(v), to(out), NULL, NULL, NULL),
+                "causal_forward: projection and structured are both given, expected one of them");
+  compact.projection = NULL;
+  compact.num_projections = 1;
+  CHECK_INVALID(favor_causal_forward(&compact, tq(q), tk(k), tv(v), to(out), NULL, NULL, NULL),
+                "favor_causal_forward: num_projections is 1, expected 2 (the matrices of "
+                "structured)");
+  CHECK_INVALID(favor_structured_create(&spec, 0, &structured),
+                "favor_structured_create: num_matrices is 0, expected 1 or more");
+  CHECK_INVALID(favor_structured_create(&spec, 1, NULL),
+                "favor_structured_create: structured is a null pointer");
+  CHECK_INVALID(favor_structured_create(NULL, 1, &structured),
+                "favor_structured_create: spec is a null pointer");
+  favor_structured* none = NULL;
+  spec.kind = "iid";
+  CHECK_INVALID(favor_structured_create(&spec, 1, &none),
+                "draw_structured_projection: kind is iid, expected hadamard");
+  CHECK(none == NULL);
+  favor_structured_free(structured);
+  favor_structured_free(NULL);
+}
+
 /* dout . d out / d x along a random direction, by differences and by the gradient. */
 static void check_gradient(favor_status (*forward)(void), float* x, const float* gradient,
                            size_t count) {
@@ -286,6 +353,7 @@ int main(void) {
   fill_problem();
   test_matrices();
   test_attention();
+  test_structured();
   test_options();
   test_exact_options();
   test_dtypes();
