@@ -41,7 +41,9 @@ struct ExactArguments {
 
 /// Arguments of attention by random features.
 struct FavorArguments : ExactArguments {
-  /// Rows w_f: [R, D], or [P, R, D] with P = 1 or G. Empty: a generalised map of x itself.
+  /// Rows w_f: [R, D], or [P, R, D] with P = 1 or G; or int32 and with other columns, the compact
+  /// rows of performer::draw_projection, which fast transforms apply. Empty: a generalised map of x
+  /// itself.
   std::optional<at::Tensor> projection;
   /// Of a fitted map: [n], or [Q, n] with Q = 1 or G. Empty: fitted to each bidirectional call.
   std::optional<at::Tensor> map_parameters;

@@ -15,6 +15,7 @@
 #include "favor/check.h"
 #include "favor/method.h"
 #include "favor/projection.h"
+#include "performer/ops/compact_rows.h"
 #include "performer/ops/kernels.h"
 #include "performer/ops/signatures.h"
 
@@ -129,7 +130,7 @@ Tensor fit_feature_map_meta(const Tensor& q, const Tensor& k, const FavorArgumen
 
 Tensor draw_projection_kernel(int64_t num_rows, int64_t head_dim, std::string_view kind,
                               std::string_view row_norm, int64_t seed, int64_t layer, int64_t head,
-                              int64_t redraw) {
+                              int64_t redraw, bool compact) {
   FAVOR_CHECK(layer >= 0 && head >= 0 && redraw >= 0, "draw_projection: layer, head, redraw are ",
               layer, ", ", head, ", ", redraw, ", expected 0 or more");
   favor::ProjectionSpec spec;
@@ -141,6 +142,7 @@ Tensor draw_projection_kernel(int64_t num_rows, int64_t head_dim, std::string_vi
   spec.layer = static_cast<uint32_t>(layer);
   spec.head = static_cast<uint32_t>(head);
   spec.redraw = static_cast<uint32_t>(redraw);
+  if (compact) return compact_rows(favor::draw_structured_projection(spec));
   const std::vector<float> rows = favor::draw_projection(spec);
   Tensor projection = at::empty({num_rows, head_dim}, at::kFloat);
   std::copy(rows.begin(), rows.end(), projection.mutable_data_ptr<float>());
@@ -244,7 +246,9 @@ TORCH_LIBRARY(performer, m) {
   define("fit_feature_map(Tensor q, Tensor k, *, " + arguments + ") -> Tensor");
   define(
       "draw_projection(int num_rows, int head_dim, str kind=\"orthogonal\", "
-      "str row_norm=\"chi\", int seed=0, int layer=0, int head=0, int redraw=0) -> Tensor");
+      "str row_norm=\"chi\", int seed=0, int layer=0, int head=0, int redraw=0, "
+      "bool compact=False) -> Tensor");
+  define("compact_columns(int head_dim) -> int");
   define(
       "resolve_method(str feature_map, int L, int S, int D, int E, int M, bool is_causal) -> str");
   define("num_projection_rows(str feature_map, int num_features) -> int");
@@ -257,6 +261,7 @@ TORCH_LIBRARY_IMPL(performer, CompositeExplicitAutograd, m) {
   m.impl("draw_projection", draw_projection_kernel);
   m.impl("resolve_method", resolve_method_kernel);
   m.impl("num_projection_rows", num_projection_rows_kernel);
+  m.impl("compact_columns", compact_columns);
 }
 
 TORCH_LIBRARY_IMPL(performer, CPU, m) {

@@ -16,6 +16,7 @@
 #include "favor/exact.h"
 #include "favor/parallel.h"
 #include "favor/words.h"
+#include "performer/ops/compact_rows.h"
 #include "performer/ops/parameters.h"
 
 namespace performer::ops {
@@ -268,15 +269,22 @@ MapTensors::MapTensors(const char* op, const at::Tensor& q, const at::Tensor& k,
   const int64_t D = q.size(3), G = k.size(1);
   if (arguments.projection) {
     const at::Tensor& given = *arguments.projection;
-    FAVOR_CHECK((given.dim() == 2 || given.dim() == 3) && given.device().is_cpu() &&
-                    given.is_floating_point() && given.size(-1) == D,
-                op, ": projection is ", given.scalar_type(), " of shape ", shape_of(given),
-                ", expected [R, ", D, "] or [P, R, ", D,
-                "], floating point, on the CPU (P is 1 or the number of key heads, ", G, ")");
+    const bool is_compact = given.scalar_type() == at::kInt;
+    FAVOR_CHECK(
+        (given.dim() == 2 || given.dim() == 3) && given.device().is_cpu() &&
+            (is_compact || (given.is_floating_point() && given.size(-1) == D)),
+        op, ": projection is ", given.scalar_type(), " of shape ", shape_of(given),
+        ", expected [R, ", D, "] or [P, R, ", D,
+        "], floating point or in compact form, on the CPU (P is 1 or the number of key heads, ", G,
+        ")");
     const int64_t P = given.dim() == 3 ? given.size(0) : 1;
     FAVOR_CHECK(P == 1 || P == G, op, ": projection has shape ", shape_of(given),
                 ", expected 1 or ", G, " matrices (key heads)");
-    projection = (given.dim() == 3 ? given : given.unsqueeze(0)).to(type).contiguous();
+    projection = given.dim() == 3 ? given : given.unsqueeze(0);
+    for (int64_t p = 0; is_compact && p < P; ++p) {
+      structured.push_back(structured_of(op, projection.select(0, p), D));
+    }
+    if (!is_compact) projection = projection.to(type).contiguous();
   }
   if (arguments.map_parameters) {
     const at::Tensor& given = *arguments.map_parameters;

@@ -8,9 +8,11 @@
 
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "favor/attention.h"
 #include "favor/check.h"
+#include "favor/projection.h"
 #include "performer/ops/arguments.h"
 
 namespace performer::ops {
@@ -93,6 +95,7 @@ struct KeyTensors {
 /// Checked and converted matrices of FavorArguments.
 struct MapTensors {
   at::Tensor projection, map_parameters;
+  std::vector<favor::StructuredProjection> structured;  ///< of compact rows, else empty
 
   MapTensors(const char* op, const at::Tensor& q, const at::Tensor& k,
              const FavorArguments& arguments, at::ScalarType type);
@@ -144,7 +147,11 @@ struct Parameters {
     value.renormalize = arguments.renormalize;
     if (map.projection.defined()) {
       M = favor::num_state_features(value.feature_map, map.projection.size(1));
-      value.projection = map.projection.template const_data_ptr<T>();
+      if (map.structured.empty()) {
+        value.projection = map.projection.template const_data_ptr<T>();
+      } else {
+        value.structured = map.structured.data();
+      }
       value.num_projections = map.projection.size(0);
       value.num_features = M;
     }

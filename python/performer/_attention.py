@@ -67,8 +67,8 @@ def attention(
         "relu2", "elu1", "exp", "sigmoid", "softplus", "gelu", "abs", "tanh", "cos", "sin",
         "identity".
     projection: how the random matrix is drawn ("orthogonal", "iid", "hadamard", "givens",
-        "simplex"), or the matrix itself, [R, D] or [G, R, D]; None, with a generalised kernel:
-        features of the queries and keys themselves.
+        "simplex"), or the matrix itself, [R, D] or [G, R, D], or compact (draw_projection); None,
+        with a generalised kernel: features of the queries and keys themselves.
     row_norm, seed: of a matrix that is drawn; see draw_projection. The same seed gives the same
         matrix everywhere, and torch's generators are left alone.
     map_parameters: of a fitted map (fit_feature_map); causal calls need them, others fit the map

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from performer._features import Features
+from performer._features import Features, head_dim_of
 from performer._inputs import key_arguments, to_heads
 from performer._library import call
 
@@ -141,7 +141,7 @@ class DecodeState:
             raise ValueError(
                 "DecodeState: projection is None, expected a matrix to name in a snapshot"
             )
-        return matrix.shape[-1]
+        return head_dim_of(matrix)
 
     def __copy__(self) -> DecodeState:
         return self.copy()

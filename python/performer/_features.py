@@ -57,15 +57,39 @@ def draw_projection(
     layer: int = 0,
     head: int = 0,
     redraw: int = 0,
+    compact: bool = False,
 ) -> torch.Tensor:
     """The random matrix [num_rows, head_dim] of these arguments, the same bits everywhere.
 
     kind: "orthogonal", "iid", "hadamard", "givens" or "simplex"; row_norm: "chi" (unbiased) or
     "sqrt_d" (lower variance, biased low). The maps that make two features of each row
-    ("hyperbolic", "trig") need half as many rows as features.
+    ("hyperbolic", "trig") need half as many rows as features. compact, for "hadamard": the signs and
+    scales that make up the same matrix, int32 [num_rows, columns], which serve as a projection
+    wherever the matrix does and are applied by fast transforms.
     """
     draw = torch.ops.performer.draw_projection
-    return call(draw, num_rows, head_dim, kind, row_norm, seed, layer, head, redraw)
+    return call(draw, num_rows, head_dim, kind, row_norm, seed, layer, head, redraw, compact)
+
+
+# Kernels transform blocks up to this size, and expand the compact form for maps that change or
+# double the rows.
+_LARGEST_TRANSFORM = 1024
+_MAPS_OF_DENSE_ROWS = frozenset(
+    ("hyperbolic", "trig", "optimal_positive", "favor_sharp_diagonal", "favor_sharp")
+)
+
+
+def prefers_compact(feature_map: str, head_dim: int, kind: str) -> bool:
+    """Whether a drawn matrix is kept in compact form."""
+    has_transform = feature_map not in _MAPS_OF_DENSE_ROWS and head_dim <= _LARGEST_TRANSFORM
+    return kind == "hadamard" and has_transform
+
+
+def head_dim_of(projection: torch.Tensor) -> int:
+    """The head dim that a matrix, dense or compact, is for."""
+    if projection.is_floating_point():
+        return projection.shape[-1]
+    return int(projection.flatten(0, -2)[0, 1])  # each compact row names it
 
 
 @functools.lru_cache(maxsize=32)
@@ -75,7 +99,10 @@ def _drawn(
     # A tensor made in inference mode could not serve a later call that records gradients.
     with torch.inference_mode(False):
         rows = call(torch.ops.performer.num_projection_rows, feature_map, num_features)
-        return draw_projection(rows, head_dim, kind=kind, row_norm=row_norm, seed=seed)
+        compact = prefers_compact(feature_map, head_dim, kind)
+        return draw_projection(
+            rows, head_dim, kind=kind, row_norm=row_norm, seed=seed, compact=compact
+        )
 
 
 # Compiled graphs hold the matrix as a constant.

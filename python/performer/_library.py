@@ -34,7 +34,20 @@ torch.ops.load_library(library_path())
 
 
 @torch.library.register_fake("performer::draw_projection")
-def _(num_rows: int, head_dim: int, *_: object) -> torch.Tensor:
+def _(
+    num_rows: int,
+    head_dim: int,
+    kind: str = "",
+    row_norm: str = "",
+    seed: int = 0,
+    layer: int = 0,
+    head: int = 0,
+    redraw: int = 0,
+    compact: bool = False,
+) -> torch.Tensor:
+    if compact:
+        columns = torch.ops.performer.compact_columns(head_dim)
+        return torch.empty(num_rows, columns, dtype=torch.int32)
     return torch.empty(num_rows, head_dim)
 
 

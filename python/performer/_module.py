@@ -10,7 +10,12 @@ import torch
 
 from performer._attention import attention, fit_feature_map
 from performer._decode_state import DecodeState
-from performer._features import DEFAULT_NUM_FEATURES, Features, draw_projection
+from performer._features import (
+    DEFAULT_NUM_FEATURES,
+    Features,
+    draw_projection,
+    prefers_compact,
+)
 from performer._library import call
 
 
@@ -18,7 +23,8 @@ class FavorAttention(torch.nn.Module):
     """Attention between given queries, keys and values; no trained weights.
 
     The random matrix is the buffer `projection`, [R, head_dim], or [num_matrices, R, head_dim]
-    with a matrix for each key head. It is drawn from (seed, layer, head, redraw index), never
+    with a matrix for each key head; a Hadamard matrix is kept in the compact form of
+    draw_projection where the map's kernels have a fast transform. It is drawn from (seed, layer, head, redraw index), never
     from torch's generators, and is part of the state_dict like the redraw index, so that a
     restored module computes the same. Casting the module to 16 bits leaves the matrix in
     float32. Only redraw() changes it: training and evaluation compute the same.
@@ -86,6 +92,7 @@ class FavorAttention(torch.nn.Module):
                 layer=self.layer,
                 head=head,
                 redraw=index,
+                compact=prefers_compact(self.feature_map, self.head_dim, self.projection_kind),
             )
             for head in range(self.num_matrices or 1)
         ]
@@ -97,7 +104,12 @@ class FavorAttention(torch.nn.Module):
         if index is None:
             index = int(self.redraw_index) + 1
         if self.projection is not None:
-            self.projection.copy_(self._draw(index))
+            drawn = self._draw(index)
+            # A matrix that was loaded may have the other form, dense or compact.
+            if drawn.dtype == self.projection.dtype and drawn.shape == self.projection.shape:
+                self.projection.copy_(drawn)
+            else:
+                self.projection = drawn.to(self.projection.device)
         self.redraw_index.fill_(index)
 
     @torch.no_grad()
@@ -179,4 +191,10 @@ class FavorAttention(torch.nn.Module):
         given = state_dict.get(prefix + "map_parameters")
         if given is not None and self.map_parameters is None:
             self.map_parameters = torch.empty_like(given)
+        # A Hadamard matrix is taken in either form.
+        given = state_dict.get(prefix + "projection")
+        own = self.projection
+        if given is not None and own is not None and self.projection_kind == "hadamard":
+            if given.is_floating_point() != own.is_floating_point():
+                self.projection = torch.empty_like(given, device=own.device)
         super()._load_from_state_dict(state_dict, prefix, *rest, **named)

@@ -96,7 +96,8 @@ def test_every_argument_has_an_effect(change):
 def test_names_of_matrices_stand_for_drawn_ones():
     q, k, v = inputs()
     for kind in ("orthogonal", "iid", "hadamard", "givens", "simplex"):
-        w = performer.draw_projection(M, D, kind=kind, row_norm="sqrt_d", seed=5)
+        compact = kind == "hadamard"
+        w = performer.draw_projection(M, D, kind=kind, row_norm="sqrt_d", seed=5, compact=compact)
         named = performer.attention(
             q, k, v, projection=kind, num_features=M, row_norm="sqrt_d", seed=5
         )
