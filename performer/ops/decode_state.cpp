@@ -8,10 +8,12 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "favor/attention.h"
 #include "favor/check.h"
+#include "favor/hybrid_state.h"
 #include "favor/snapshot.h"
 #include "performer/ops/kernels.h"
 #include "performer/ops/parameters.h"
@@ -55,9 +57,17 @@ void for_state_type_of(const at::Tensor& q, const Run& run) {
   });
 }
 
+// Token t alone.
+template <class T>
+favor::View4<T> token_of(favor::View4<T> view, int64_t t) {
+  view.data += t * view.strides[2];
+  view.sizes[2] = 1;
+  return view;
+}
+
 // A state that Python holds: torch.classes.performer.DecodeState.
 struct HeldState : torch::CustomClassHolder {
-  favor::DecodeState value;
+  std::variant<favor::DecodeState, favor::HybridState> value;
 
   static c10::intrusive_ptr<HeldState> clone(const c10::intrusive_ptr<HeldState>& self) {
     auto copy = c10::make_intrusive<HeldState>();
@@ -67,22 +77,36 @@ struct HeldState : torch::CustomClassHolder {
   static c10::intrusive_ptr<HeldState> merge(const c10::intrusive_ptr<HeldState>& self,
                                              const c10::intrusive_ptr<HeldState>& other) {
     auto merged = clone(self);
-    favor::merge(merged->value, other->value);
+    auto* into = std::get_if<favor::DecodeState>(&merged->value);
+    const auto* added = std::get_if<favor::DecodeState>(&other->value);
+    FAVOR_CHECK(
+        into != nullptr && added != nullptr,
+        "merge: the states have a window, expected none (which keys are near depends on the "
+        "position)");
+    favor::merge(*into, *added);
     return merged;
   }
   static int64_t position(const c10::intrusive_ptr<HeldState>& self) {
-    return self->value.position;
+    return std::visit([](const auto& value) { return value.position; }, self->value);
   }
 };
 
+bool is_empty(const HeldState& state) {
+  return std::visit([](const auto& value) { return value.B == 0 && value.position == 0; },
+                    state.value);
+}
+
 at::Tensor stream_cpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                       const c10::intrusive_ptr<HeldState>& state, const FavorArguments& arguments) {
-  return favor_decode(q, k, v, arguments, state->value);
+  if (arguments.window > 0 && is_empty(*state)) state->value = favor::HybridState();
+  return std::visit([&](auto& value) { return favor_decode(q, k, v, arguments, value); },
+                    state->value);
 }
 
 using StatePointer = c10::intrusive_ptr<HeldState>;
 
-StatePointer hold(favor::DecodeState state) {
+template <class State>
+StatePointer hold(State state) {
   auto held = c10::make_intrusive<HeldState>();
   held->value = std::move(state);
   return held;
@@ -95,6 +119,10 @@ Parameters<float> stream_parameters(const char* op, int64_t num_heads, int64_t h
   return Parameters<float>(op, none, none, arguments);
 }
 
+int64_t heads_of(const HeldState& state) {
+  return std::visit([](const auto& value) { return value.H; }, state.value);
+}
+
 // Key heads of a state that is still to be read: one matrix serves any number of them.
 int64_t heads_of(const FavorArguments& arguments) {
   const auto& matrix = arguments.projection;
@@ -103,8 +131,12 @@ int64_t heads_of(const FavorArguments& arguments) {
 
 at::Tensor state_to_bytes(const StatePointer& state, int64_t head_dim,
                           const FavorArguments& arguments) {
-  const auto params = stream_parameters("state_to_bytes", state->value.H, head_dim, arguments);
-  const std::string bytes = favor::state_to_bytes(state->value, params.value, head_dim);
+  const auto params = stream_parameters("state_to_bytes", heads_of(*state), head_dim, arguments);
+  const auto* hybrid = std::get_if<favor::HybridState>(&state->value);
+  const std::string bytes = hybrid != nullptr
+                                ? favor::state_to_bytes(*hybrid, params.value)
+                                : favor::state_to_bytes(std::get<favor::DecodeState>(state->value),
+                                                        params.value, head_dim);
   at::Tensor tensor = at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
   std::copy(bytes.begin(), bytes.end(), tensor.mutable_data_ptr<uint8_t>());
   return tensor;
@@ -120,18 +152,29 @@ StatePointer state_from_bytes(const at::Tensor& bytes, int64_t head_dim,
   const at::Tensor flat = bytes.contiguous();
   const std::string_view view(static_cast<const char*>(flat.const_data_ptr()),
                               static_cast<size_t>(flat.numel()));
-  return hold(favor::state_from_bytes(view, params.value, head_dim, "bytes of a state"));
+  const char* name = "bytes of a state";
+  if (arguments.window > 0) {
+    return hold(favor::hybrid_state_from_bytes(view, params.value, head_dim, name));
+  }
+  return hold(favor::state_from_bytes(view, params.value, head_dim, name));
 }
 
 void save_state(const StatePointer& state, std::string_view path, int64_t head_dim,
                 const FavorArguments& arguments) {
-  const auto params = stream_parameters("save_state", state->value.H, head_dim, arguments);
-  favor::save_state(std::string(path), state->value, params.value, head_dim);
+  const auto params = stream_parameters("save_state", heads_of(*state), head_dim, arguments);
+  const std::string to(path);
+  if (const auto* hybrid = std::get_if<favor::HybridState>(&state->value)) {
+    favor::save_state(to, *hybrid, params.value);
+  } else {
+    favor::save_state(to, std::get<favor::DecodeState>(state->value), params.value, head_dim);
+  }
 }
 
 StatePointer load_state(std::string_view path, int64_t head_dim, const FavorArguments& arguments) {
   const auto params = stream_parameters("load_state", heads_of(arguments), head_dim, arguments);
-  return hold(favor::load_state(std::string(path), params.value, head_dim));
+  const std::string from(path);
+  if (arguments.window > 0) return hold(favor::load_hybrid_state(from, params.value, head_dim));
+  return hold(favor::load_state(from, params.value, head_dim));
 }
 
 }  // namespace
@@ -166,6 +209,40 @@ DecodeResult decode_step_cpu(const at::Tensor& q, const at::Tensor& k, const at:
 }
 
 }  // namespace ops
+
+at::Tensor favor_decode(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                        const FavorArguments& arguments, favor::HybridState& state) {
+  using namespace ops;
+  const char* op = "favor_decode";
+  check_inputs(op, q, k, v);
+  check_not_double(op, q);
+  const int64_t T = q.size(2);
+  FAVOR_CHECK(k.size(2) == T, op, ": k has ", k.size(2), " tokens, expected ", T, " (as q)");
+  const Inputs<float> in(q.to(at::kFloat), k.to(at::kFloat), v.to(at::kFloat));
+  at::Tensor out = empty_rows(in.q_rows, v.size(3));
+  const favor::View4<float> out_view = view_of<float>(out);
+  const Parameters<float> params(op, q, k, arguments);
+  if (state.B == 0 && state.position == 0) {
+    favor::causal_forward<float>(params.value, in.q, in.k, in.v, out_view);
+    favor::HybridState started(q.size(0), k.size(1), params.M, q.size(3), v.size(3),
+                               arguments.window, arguments.sinks);
+    favor::hybrid_absorb(params.value, in.k, in.v, started);
+    state = std::move(started);
+    return out.to(q.scalar_type());
+  }
+  FavorArguments token = arguments;
+  for (int64_t t = 0; t < T; ++t) {
+    const auto of_token = [t](const std::optional<at::Tensor>& keys) {
+      return keys ? std::optional<at::Tensor>(keys->slice(-1, t, t + 1)) : std::nullopt;
+    };
+    token.key_padding_mask = of_token(arguments.key_padding_mask);
+    token.key_log_weight = of_token(arguments.key_log_weight);
+    const Parameters<float> of_one(op, q, k.slice(2, t, t + 1), token);
+    favor::hybrid_decode_step(of_one.value, token_of(in.q, t), token_of(in.k, t), token_of(in.v, t),
+                              state, token_of(out_view, t));
+  }
+  return out.to(q.scalar_type());
+}
 
 at::Tensor favor_decode(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const FavorArguments& arguments, favor::DecodeState& state) {

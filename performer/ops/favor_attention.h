@@ -12,6 +12,7 @@
 #include <tuple>
 
 #include "favor/attention.h"
+#include "favor/hybrid_state.h"
 #include "performer/ops/arguments.h"
 
 namespace performer {
@@ -33,6 +34,11 @@ at::Tensor exact_attention(const at::Tensor& q, const at::Tensor& k, const at::T
 /// (default-constructed) state starts a stream. Records no gradient.
 at::Tensor favor_decode(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const FavorArguments& arguments, favor::DecodeState& state);
+
+/// The same with arguments.window > 0: the tokens that start a stream are one causal pass, those
+/// that follow are single steps, in float32 whatever the type of q, k and v.
+at::Tensor favor_decode(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                        const FavorArguments& arguments, favor::HybridState& state);
 
 /// (out, normalizer, state, chunk_starts) of a forward pass; the last three are what its backward
 /// pass needs, and empty without `save`; with a window it needs the normalizer only.

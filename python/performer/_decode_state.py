@@ -21,6 +21,10 @@ class DecodeState:
 
         state = DecodeState(projection, feature_map="positive", scale=None)
 
+    With a window the state also holds the keys and values of the sinks and of the last two blocks of
+    `window` tokens, and cannot be merged. Tokens that start a stream are one causal pass; with a
+    window those that follow are taken one by one.
+
     A state is a value: copy() (or the copy module) forks the stream, and steps change no other.
     States record no gradients.
     """
