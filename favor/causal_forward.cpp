@@ -9,6 +9,7 @@
 #define HWY_TARGET_INCLUDE "favor/causal_forward.cpp"
 #include "hwy/foreach_target.h"
 #include "favor/query_features-inl.h"
+#include "favor/next_stabilisers-inl.h"
 #include "favor/slabs-inl.h"
 #include "favor/state-inl.h"
 #include "favor/stream-inl.h"
@@ -23,12 +24,6 @@ HWY_BEFORE_NAMESPACE();
 namespace favor {
 namespace HWY_NAMESPACE {
 namespace {
-
-/// Denominators below this, relative to the largest feature product, ask for a smaller chunk:
-/// terms that underflow (2^-126) are then still below 2^-86 of the denominator. For maps known by
-/// their values, whose denominators say nothing about that, the row's own stabiliser relative to
-/// the chunk's takes the denominator's place.
-constexpr float kGuardExponent = -40.0f;
 
 class CausalForward {
  public:
@@ -139,10 +134,7 @@ class CausalForward {
   void place(ScratchLayout& layout) {
     state_.place(layout, head_);
     rests_.place(layout, head_);
-    c_next_ = layout.take(panels_ * panel_width());
-    z_next_ = layout.take(panels_ * panel_width());
-    z_added_ = layout.take(panels_ * panel_width());
-    factor_ = layout.take(panels_ * panel_width());
+    next_.place(layout, head_);
     keys_.place(layout, head_, kCausalChunk);
     queries_ = {layout.take(panel_floats(kCausalChunk, head_.D)), kCausalChunk};
     features_ = {layout.take(panel_floats(kCausalChunk, head_.M)), kCausalChunk};
@@ -159,57 +151,22 @@ class CausalForward {
     }
   }
 
-  /// Features of the chunk's keys under stabilisers that hold for the chunk, c_next_; the state
-  /// itself stays as it is. Returns whether a stabiliser rose.
-  bool chunk_features(int64_t n) {
-    const int64_t NR = panel_width();
-    bool raised = false;
-    std::copy_n(state_.c, panels_ * NR, c_next_);
-    std::fill_n(factor_, panels_ * NR, 1.0f);
-    chunk_key_features(head_, keys_, n, c_next_, features_, Panels{nullptr, 0}, z_added_, buffer_,
-                       [&](int64_t panel, const float* factor) {
-                         raised = true;
-                         std::copy_n(factor, NR, factor_ + panel * NR);
-                       });
-    return raised;
-  }
-
-  /// Whether c_next_ is too far above the own stabiliser of a row that has keys.
-  bool stabiliser_is_far(int64_t num_queries, int64_t without_keys) const {
-    return !head_.log_linear && num_queries > 1 && without_keys < num_queries &&
-           own_[without_keys] - c_next_[0] < kGuardExponent;
-  }
-
-  /// Whether some row's denominator is too small to trust although the row has keys.
-  bool underflows(int64_t num_queries, int64_t without_keys) const {
-    const float limit = std::exp2(kGuardExponent);
-    for (int64_t r = without_keys; r < num_queries && num_queries > 1; ++r) {
-      if (head_.log_linear && query_.denominator[r] < limit * query_.excess[r]) {
-        return true;
-      }
-    }
-    return false;
-  }
-
   void run_chunk(int64_t t, int64_t num_queries) {
     const Segment& segment = item_.segment;
     const int64_t num_keys = std::clamp<int64_t>(segment.num_keys() - t, 0, num_queries);
     const int64_t num_empty = rows_without_keys(t, num_queries);
     const int64_t j = segment.k_begin + t;
     keys_.load(plan_, head_, item_, j, num_keys);
-    const bool raised = chunk_features(num_keys);
+    const bool raised = next_.find(head_, state_, keys_, num_keys, features_, buffer_);
     own_stabilisers(head_, keys_, num_queries, num_keys, state_.c[0], own_);
-    bool too_long = stabiliser_is_far(num_queries, num_empty);
+    bool too_long = next_.are_far(head_, own_, num_queries, num_empty);
     if (!too_long) {
-      for (int64_t f = 0; f < head_.M; ++f) {
-        z_next_[f] = state_.z[f] * factor_[f];
-      }
-      std::fill(z_next_ + head_.M, z_next_ + panels_ * panel_width(), 0.0f);
+      next_.find_z(head_, state_);
       transpose(features_, num_keys, head_.M, features_transposed_);
     }
     for (int64_t h = item_.first_head; h < item_.last_head && !too_long; ++h) {
       score(h, t, num_queries, num_keys);
-      too_long = underflows(num_queries, num_empty);
+      too_long = underflows(head_, query_, num_queries, num_empty);
       if (too_long) {
         restore_state(raised && h > item_.first_head);
         break;
@@ -238,28 +195,28 @@ class CausalForward {
     }
   }
 
-  /// Adds the chunk's keys to the state, whose z under the chunk's stabilisers is z_next_.
+  /// Adds the chunk's keys to the state, whose z under the next stabilisers is known.
   void absorb(int64_t num_keys, PrefetchJob& job) {
-    std::copy_n(z_next_, head_.M, state_.z);
+    std::copy_n(next_.z, head_.M, state_.z);
     if (is_long_) {
       rests_.add_products(head_, features_, keys_.values, num_keys, state_.S, job);
-      rests_.add_sums(head_, z_added_, state_.z);
+      rests_.add_sums(head_, next_.z_added, state_.z);
       return;
     }
     multiply_transposed(features_, keys_.values, state_.S, state_.S, head_.M, num_panels(head_.E),
                         num_keys, job);
     for (int64_t f = 0; f < head_.M; ++f) {
-      state_.z[f] += z_added_[f];
+      state_.z[f] += next_.z_added[f];
     }
   }
 
-  /// Brings the state to c_next_, keeping what it was if a later head may ask for it.
+  /// Brings the state to the next stabilisers, keeping what it was if a later head may ask for it.
   void raise_state() {
     if (plan_.group() > 1) {
       copy_sums(head_, state_, rests_, undo_, undo_rests_);
     }
-    scale_sums(head_, state_, rests_, factor_);
-    std::copy_n(c_next_, panels_ * panel_width(), state_.c);
+    scale_sums(head_, state_, rests_, next_.factor);
+    std::copy_n(next_.c, panels_ * panel_width(), state_.c);
   }
 
   void restore_state(bool raised) {
@@ -277,7 +234,7 @@ class CausalForward {
     pack_rows(q, stride, num_queries, head_.D, head_.token_scale, nullptr, queries_);
     query_offsets(head_, q, stride, num_queries, nullptr, queries_, buffer_, query_.offset,
                   query_.floor);
-    query_features(head_, queries_, num_queries, c_next_, z_next_, buffer_, query_);
+    query_features(head_, queries_, num_queries, next_.c, next_.z, buffer_, query_);
     multiply_to_lower(query_.features, features_transposed_, scores_, num_queries, num_keys,
                       head_.M);
     make_lower(scores_, num_queries, num_keys, nullptr, row_sums_);
@@ -348,10 +305,7 @@ class CausalForward {
   KeyState state_;
   LongSums rests_;
   bool is_long_ = false;  ///< whether the rests are kept
-  float* c_next_;         ///< [M] stabilisers that hold for the state and the chunk
-  float* z_next_;         ///< [M] the state's z under c_next_
-  float* z_added_;        ///< [M] what the chunk adds to z
-  float* factor_;         ///< [M] 2^(c - c_next)
+  NextStabilisers next_;
   KeyChunk keys_;
   Panels queries_;              ///< [C, D]
   Panels sums_;                 ///< [C, E]
