@@ -257,6 +257,35 @@ TEST(Extremes, LongConstantSequencesKeepTheirAverage) {
   }
 }
 
+// At large norms exp(w.x - |x|^2/2) is 0 and eps is all of every feature: outputs are sums of M
+// equal terms, whose rounding depends on the values alone. With this seed that of the naive code is
+// far below what both codes leave on average.
+TEST(Extremes, WhereEpsilonIsAllOfEveryFeatureKeysCountByTheirWeights) {
+  Case c;
+  c.H = 1;
+  c.L = c.S = 2;
+  c.D = 80;
+  c.E = 2;
+  c.M = 100;
+  c.norm = 30;
+  c.layout = test::Layout::kMisaligned;
+  c.weights = test::WeightKind::kShared;
+  c.feature_eps = 0.2;
+  c.seed = 6002;
+  const Problem p = test::make_problem(c);
+  const Judge judge(p);
+  const double first = std::exp(p.key_log_weight[0]), second = std::exp(p.key_log_weight[1]);
+  test::for_each_isa([&](const char* isa) {
+    SCOPED_TRACE(isa);
+    const Results<float> results = test::run_kernel(p);
+    EXPECT_EQ(judge.verdict(results), "");
+    for (int64_t i = 0; i < c.L * c.E; ++i) {
+      const double sum = first * p.v[i % c.E] + second * p.v[c.E + i % c.E];
+      EXPECT_NEAR(results.out[i], sum / (first + second), 1e-5);
+    }
+  });
+}
+
 // Longer, and not a multiple of any block; on the instruction set in use alone, for time.
 TEST(Extremes, TwoHundredThousandConstantTokensKeepTheirAverage) {
   constexpr int64_t kLength = 200'001;

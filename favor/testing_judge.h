@@ -43,8 +43,8 @@ inline double cancellation(const Problem& p) {
 
 /// What a kernel's results are held against; computed once per problem.
 ///
-/// The naive errors are the largest of several problems that differ in the last digits of q and k:
-/// on one small problem alone, float code can be right by luck far below its usual error.
+/// The naive errors are the largest of several problems that differ in the last digits of q, k and
+/// v: on one small problem alone, float code can be right by luck far below its usual error.
 struct Judge {
   Results<double> truth;
   Results<double> terms;  ///< see run_reference
@@ -96,7 +96,7 @@ struct Judge {
     for (uint64_t i = begin; i < end; ++i) {
       Problem other = p;
       RandomStream rng(p.spec.seed, 100 + i);
-      for (std::vector<float>* x : {&other.q, &other.k}) {
+      for (std::vector<float>* x : {&other.q, &other.k, &other.v}) {
         for (float& value : *x) value *= static_cast<float>(1 + 1e-5 * rng.normal());
       }
       add(run_reference<float>(other, passes), run_reference<double>(other, passes));
