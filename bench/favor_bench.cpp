@@ -277,6 +277,7 @@ class Bench {
           shape.B * shape.H *
           (2 * M * (shape.E + 2) + (map.projected && !map.structured ? M * shape.D : 0));
       const double rate = static_cast<double>(4 * floats) / timing.median_s * 1e-9;
+      line["position"] = shape.position;
       line["gbytes_per_s"] = rate;
       line["traffic_s"] = timing.traffic_s;
       line["traffic_ratio"] = timing.median_s / timing.traffic_s;

@@ -29,7 +29,8 @@ class FavorBench : public testing::Test {
         << "tiny op=bidirectional,causal map=positive,relu,relu-identity,relu-hadamard "
            "threads=1,2 H=2 L=70 S=75 D=8 E=12 M=20\n"
         << "cycle op=bidirectional,causal map=positive H=1 L=90 D=8 E=4 M=16 period=30\n"
-        << "step op=decode_step map=positive,positive-hadamard H=2 L=9 D=8 E=8 M=16\n";
+        << "step op=decode_step map=positive,positive-hadamard H=2 L=9 D=8 E=8 M=16\n"
+        << "late op=decode_step map=positive,relu H=2 L=9 D=8 E=8 M=16 position=1000000\n";
   }
   void TearDown() override { fs::remove_all(folder_); }
 
@@ -65,8 +66,8 @@ TEST_F(FavorBench, WritesEveryKeyOfEveryMeasurement) {
   ASSERT_EQ(run(""), 0) << text("err");
   const std::vector<json> lines = records();
   // 2 operations, 4 maps, 2 passes, 2 numbers of threads; 2 operations and 2 passes of inputs that
-  // repeat; and decode_step with 2 maps.
-  ASSERT_EQ(lines.size(), 2u * 4 * 2 * 2 + 2 * 2 + 2) << text("out");
+  // repeat; and decode_step with 2 maps, at the first position and at a later one.
+  ASSERT_EQ(lines.size(), 2u * 4 * 2 * 2 + 2 * 2 + 2 * 2) << text("out");
   std::set<std::string> kinds, matrices;
   for (const json& line : lines) {
     for (const char* key : {"op", "pass", "feature_map", "isa", "dtype", "cpu", "compiler"}) {
@@ -104,7 +105,7 @@ TEST_F(FavorBench, RefusesToTimeAWrongKernel) {
   const std::string errors = text("err");
   for (const char* name : {"bidirectional/forward/positive/tiny", "causal/backward/relu/tiny",
                            "bidirectional/backward/positive/cycle", "causal/forward/positive/cycle",
-                           "decode_step/forward/positive/step"}) {
+                           "decode_step/forward/positive/step", "decode_step/forward/relu/late"}) {
     EXPECT_NE(errors.find(name), std::string::npos) << name << " not in:\n" << errors;
   }
 }
@@ -142,12 +143,18 @@ TEST_F(FavorBench, RefusesWrongArguments) {
   EXPECT_EQ(run("--filter '('"), 2);
   std::ofstream(path("shapes.txt"), std::ios::app) << "bad op=causal map=positive L=0\n";
   EXPECT_EQ(run(""), 1);
-  EXPECT_NE(text("err").find("shapes.txt:5: L is '0'"), std::string::npos) << text("err");
+  EXPECT_NE(text("err").find("shapes.txt:6: L is '0'"), std::string::npos) << text("err");
   std::ofstream(path("shapes.txt")) << "bad op=causal map=positive L=90 period=40\n";
   EXPECT_EQ(run(""), 1);
   EXPECT_NE(text("err").find("shapes.txt:1: period is 40, expected a part of L = S"),
             std::string::npos)
       << text("err");
+  for (const char* line : {"op=decode_step position=750", "op=causal position=500"}) {
+    std::ofstream(path("shapes.txt")) << "bad map=positive " << line << "\n";
+    EXPECT_EQ(run(""), 1);
+    EXPECT_NE(text("err").find("expected a multiple of 500 with op=decode_step"), std::string::npos)
+        << text("err");
+  }
 }
 
 }  // namespace

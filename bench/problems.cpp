@@ -64,10 +64,17 @@ std::vector<std::string> split(const std::string& text) {
 }
 
 void set_field(Shape& shape, const std::string& key, const std::string& value, int all_threads) {
-  const std::map<std::string, int64_t*> sizes{
-      {"B", &shape.B},         {"H", &shape.H},          {"L", &shape.L}, {"S", &shape.S},
-      {"D", &shape.D},         {"E", &shape.E},          {"M", &shape.M}, {"window", &shape.window},
-      {"sinks", &shape.sinks}, {"period", &shape.period}};
+  const std::map<std::string, int64_t*> sizes{{"B", &shape.B},
+                                              {"H", &shape.H},
+                                              {"L", &shape.L},
+                                              {"S", &shape.S},
+                                              {"D", &shape.D},
+                                              {"E", &shape.E},
+                                              {"M", &shape.M},
+                                              {"window", &shape.window},
+                                              {"sinks", &shape.sinks},
+                                              {"period", &shape.period},
+                                              {"position", &shape.position}};
   if (const auto size = sizes.find(key); size != sizes.end()) {
     *size->second = number<int64_t>(key, value);
   } else if (key == "norm") {
@@ -91,7 +98,7 @@ void set_field(Shape& shape, const std::string& key, const std::string& value, i
   } else {
     throw Error(message("key is '", key,
                         "', expected op, map, dtype, threads, B, H, L, S, D, E, M, window, "
-                        "sinks, period, norm"));
+                        "sinks, period, position, norm"));
   }
 }
 
@@ -115,6 +122,9 @@ Shape parse(const std::string& line, int all_threads) {
                                     shape.L > shape.period && shape.window == 0),
               "period is ", shape.period, ", expected a part of L = S, and no window");
   const bool decodes = std::count(shape.ops.begin(), shape.ops.end(), Op::kDecodeStep) > 0;
+  FAVOR_CHECK(shape.position % kPrefixTokens == 0 && (shape.position == 0 || decodes),
+              "position is ", shape.position, ", expected a multiple of ", kPrefixTokens,
+              " with op=decode_step");
   for (const Map& map : shape.maps) {
     FAVOR_CHECK(!decodes || (!map.exact && shape.window == 0 && shape.period == 0), shape.name,
                 " has op=decode_step, expected no map=exact, no window and no period");

@@ -31,18 +31,23 @@ std::string to_string(Map map);
 /// float32 | bfloat16 | float16
 std::string to_string(ElementType type);
 
+/// Tokens before those of a decode_step, of which a later position has copies.
+inline constexpr int64_t kPrefixTokens = 500;
+
 /// One line of the list: sizes, and what to run at these sizes.
 struct Shape {
   std::string name;
   int64_t B = 1, H = 8, L = 1024, S = 0, D = 64, E = 64, M = 256;
   int64_t window = 0, sinks = 0;
-  int64_t period = 0;  ///< tokens after which the inputs repeat; 0: they do not
+  int64_t period = 0;    ///< tokens after which the inputs repeat; 0: they do not
+  int64_t position = 0;  ///< tokens that a decode_step's state has seen before its first
   double norm = 1;
   std::vector<Op> ops;
   std::vector<Map> maps;
   std::vector<int> threads{1};
   ElementType dtype = ElementType::kFloat32;
 
+  int64_t prefix() const { return position == 0 ? 0 : kPrefixTokens; }
   int64_t features(Map map) const { return map.projected ? M : D; }
 };
 

@@ -97,6 +97,17 @@ View4<T> half_view(std::vector<uint16_t>& bits, const Tensor& like) {
   return contiguous_view(reinterpret_cast<T*>(bits.data()), like.B, like.H, like.L, like.D);
 }
 
+// The logarithms of weights of S keys, of which the first n stand for `copies` of themselves.
+std::vector<float> key_log_weights(int64_t S, int64_t n, int64_t copies) {
+  std::vector<float> weights(static_cast<size_t>(S), 0.0f);
+  std::fill_n(weights.begin(), n, static_cast<float>(std::log(static_cast<double>(copies))));
+  return weights;
+}
+
+void prepend(const std::vector<float>& rows, std::vector<float>& to) {
+  to.insert(to.begin(), rows.begin(), rows.end());
+}
+
 }  // namespace
 
 Inputs::Inputs(const Shape& s)
@@ -104,7 +115,9 @@ Inputs::Inputs(const Shape& s)
       q(random_tensor(1, s, s.L, s.D, s.norm)),
       k(random_tensor(2, s, s.S, s.D, s.norm)),
       v(random_tensor(3, s, s.S, s.E, 1)),
-      dout(random_tensor(4, s, s.L, s.E, 1)) {
+      dout(random_tensor(4, s, s.L, s.E, 1)),
+      prefix_k(random_tensor(5, s, s.prefix(), s.D, s.norm)),
+      prefix_v(random_tensor(6, s, s.prefix(), s.E, 1)) {
   ProjectionSpec matrix;
   matrix.num_features = s.M;
   matrix.head_dim = s.D;
@@ -117,10 +130,13 @@ test::Problem Inputs::last_head(Op op, Map map) const {
   test::Problem problem;
   test::Case& c = problem.spec;
   c.B = c.H = 1;
-  const int64_t copies = shape.period == 0 ? 0 : shape.L / shape.period - 1;
+  const bool decodes = op == Op::kDecodeStep;
+  const int64_t copies = decodes             ? shape.position / kPrefixTokens
+                         : shape.period == 0 ? 0
+                                             : shape.L / shape.period - 1;
   const bool weighted = copies > 0 && op == Op::kCausal;
-  c.L = copies == 0 ? shape.L : (weighted ? 2 : 1) * shape.period;
-  c.S = copies == 0 ? shape.S : c.L;
+  c.L = shape.period == 0 ? shape.L : (weighted ? 2 : 1) * shape.period;
+  c.S = shape.period == 0 ? shape.S : c.L;
   c.D = shape.D;
   c.E = shape.E;
   c.M = shape.features(map);
@@ -136,11 +152,18 @@ test::Problem Inputs::last_head(Op op, Map map) const {
   problem.k = k.last_head(shape.S - c.S);
   problem.v = v.last_head(shape.S - c.S);
   problem.dout = dout.last_head(shape.L - c.L);
+  if (decodes && copies > 0) {
+    prepend(prefix_k.last_head(), problem.q);
+    prepend(prefix_k.last_head(), problem.k);
+    prepend(prefix_v.last_head(), problem.v);
+    prepend(prefix_v.last_head(), problem.dout);
+    c.L = c.S = kPrefixTokens + shape.L;
+    c.weights = test::WeightKind::kShared;
+    problem.key_log_weight = key_log_weights(c.S, kPrefixTokens, copies);
+  }
   if (weighted) {
     c.weights = test::WeightKind::kShared;
-    problem.key_log_weight.assign(static_cast<size_t>(c.S), 0.0f);
-    std::fill_n(problem.key_log_weight.begin(), shape.period,
-                static_cast<float>(std::log(static_cast<double>(copies))));
+    problem.key_log_weight = key_log_weights(c.S, shape.period, copies);
     std::fill_n(problem.dout.begin(), shape.period * shape.E, 0.0f);
   }
   c.structured = map.structured;
@@ -197,6 +220,7 @@ Workload::Workload(const Inputs& inputs, Op op, Map map)
   exact_params_.sinks = s.sinks;
   if (op == Op::kDecodeStep) {
     steps_ = {by_tokens(inputs.q), by_tokens(inputs.k), by_tokens(inputs.v)};
+    first_state_ = first_state();
     return;
   }
   dq_ = Tensor(s.B, s.H, s.L, s.D);
@@ -232,10 +256,23 @@ void Workload::prepare(Pass pass) {
   } else {
     for (const Tensor* gradient : {&dq_, &dk_, &dv_}) gradient->fill(kNaN);
   }
-  if (op_ == Op::kDecodeStep) {
-    const Shape& s = inputs_.shape;
-    decode_state_ = DecodeState(s.B, s.H, params_.num_features, s.E);
+  if (op_ == Op::kDecodeStep) decode_state_ = first_state_;
+}
+
+DecodeState Workload::first_state() const {
+  const Shape& s = inputs_.shape;
+  DecodeState state(s.B, s.H, params_.num_features, s.E);
+  if (s.position == 0) return state;
+  DecodeState copies = state;
+  const Tensor out(s.B, s.H, kPrefixTokens, s.E);
+  const View4<float> k = inputs_.prefix_k.view();
+  causal_forward<float>(params_, k, k, inputs_.prefix_v.view(), out.view(), nullptr, nullptr,
+                        &copies);
+  for (int64_t left = s.position / kPrefixTokens; left > 0; left /= 2) {
+    if (left % 2 == 1) merge(state, copies);
+    merge(copies, copies);
   }
+  return state;
 }
 
 template <class T>

@@ -40,11 +40,13 @@ struct Inputs {
   /// The last head of the last item as a problem of its own, for the reference. Of inputs that
   /// repeat, a problem whose last period has the same results: bidirectional one period, since
   /// copies of a key share its weight; causal two, where the first one's keys stand for all their
-  /// copies before the last period, and its queries take no part.
+  /// copies before the last period, and its queries take no part. Steps at a later position come
+  /// after a prefix whose keys stand for all their copies.
   test::Problem last_head(Op op, Map map) const;
 
   Shape shape;
   Tensor q, k, v, dout;
+  Tensor prefix_k, prefix_v;  ///< tokens before those of steps at a later position
   std::vector<float> projection;
   StructuredProjection structured;
 };
@@ -61,7 +63,7 @@ class Workload {
  public:
   Workload(const Inputs& inputs, Op op, Map map);
 
-  /// Outputs of the pass become NaN; decoding starts again from the empty state.
+  /// Outputs of the pass become NaN; decoding starts again from its first position.
   void prepare(Pass pass);
 
   /// The timed call. A backward pass uses what the last forward pass left; decode_step runs over
@@ -83,6 +85,8 @@ class Workload {
   };
   template <class T>
   void run_halves(Pass pass);
+  /// The state at the first position of steps.
+  DecodeState first_state() const;
   /// Brings results of 16 bits to the float tensors.
   void collect();
 
@@ -100,7 +104,7 @@ class Workload {
     Tensor q, k, v;
   };
   Steps steps_;
-  DecodeState decode_state_;
+  DecodeState first_state_, decode_state_;
 };
 
 }  // namespace favor::bench
