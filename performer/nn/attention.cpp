@@ -13,6 +13,7 @@
 
 #include "favor/check.h"
 #include "favor/projection.h"
+#include "performer/ops/compact_rows.h"
 #include "performer/ops/favor_attention.h"
 
 namespace performer {
@@ -72,9 +73,59 @@ struct MultiHeadAttentionImpl::Parts {
   MultiHeadAttentionOptions options;
   torch::nn::Linear qkv{nullptr}, out{nullptr};
   FavorArguments arguments;  // its projection is the registered buffer
+  uint32_t redraw_index = 0;
+  Tensor compact;              // what redraw drew, where a fast transform serves it
+  bool holds_drawn = false;    // whether the buffer's rows are the drawn ones
+  uint32_t known_version = 0;  // of the buffer when holds_drawn was found
 
   int64_t head_dim() const { return options.dim / options.num_heads; }
   bool is_favor() const { return options.attention.method == AttentionMethod::kFavor; }
+
+  favor::ProjectionSpec spec_of_head(int64_t head) const {
+    favor::ProjectionSpec spec;
+    spec.kind = options.attention.projection;
+    spec.row_norm = options.attention.row_norm;
+    spec.num_features = arguments.projection->size(1);
+    spec.head_dim = head_dim();
+    spec.seed = options.attention.projection_seed;
+    spec.layer = static_cast<uint32_t>(options.layer);
+    spec.redraw = redraw_index;
+    spec.head = static_cast<uint32_t>(head);
+    return spec;
+  }
+
+  Tensor draw() const {
+    std::vector<Tensor> matrices;
+    for (int64_t head = 0; head < arguments.projection->size(0); ++head) {
+      const favor::ProjectionSpec spec = spec_of_head(head);
+      std::vector<float> rows = favor::draw_projection(spec);
+      matrices.push_back(
+          torch::from_blob(rows.data(), {spec.num_features, spec.head_dim}, torch::kFloat).clone());
+    }
+    return torch::stack(matrices);
+  }
+
+  // Maps that change or double the rows have no transform.
+  bool has_transform() const {
+    const AttentionOptions& attention = options.attention;
+    return attention.projection == favor::ProjectionKind::kHadamard &&
+           !favor::is_fitted(attention.feature_map) &&
+           favor::num_projection_rows(attention.feature_map, 2) == 2;
+  }
+
+  // The arguments of a call. The buffer is what checkpoints hold, and may have been written to.
+  FavorArguments call_arguments() {
+    FavorArguments call = arguments;
+    if (!compact.defined()) return call;
+    const Tensor& rows = *arguments.projection;
+    if (rows.is_inference() || rows.scalar_type() != torch::kFloat) return call;
+    if (rows._version() != known_version) {
+      holds_drawn = torch::equal(rows, draw());
+      known_version = static_cast<uint32_t>(rows._version());
+    }
+    if (holds_drawn) call.projection = compact;
+    return call;
+  }
 
   // q, k, v [B, H, L, D], strided views of one product.
   std::array<Tensor, 3> project(const Tensor& x, const Tensor& rotary) {
@@ -143,7 +194,7 @@ Tensor MultiHeadAttentionImpl::forward(const Tensor& x, const BatchLayout& layou
   if (!parts.is_favor()) {
     return parts.join(packed_softmax_attention(q, k, v, layout, parts.options.causal));
   }
-  FavorArguments arguments = parts.arguments;
+  FavorArguments arguments = parts.call_arguments();
   if (layout.key_padding_mask.defined()) arguments.key_padding_mask = layout.key_padding_mask;
   if (layout.is_packed()) arguments.cu_seqlens_q = arguments.cu_seqlens_k = layout.cu_seqlens;
   return parts.join(favor_attention(q, k, v, arguments, parts.options.causal));
@@ -165,7 +216,7 @@ Tensor MultiHeadAttentionImpl::weights(const Tensor& x, const Tensor& rotary) {
     const Tensor values = one_hot.expand({x.size(0), q.size(1), L, count});
     result.slice(3, begin, begin + count)
         .copy_(parts.is_favor()
-                   ? favor_attention(q, k, values, parts.arguments, parts.options.causal)
+                   ? favor_attention(q, k, values, parts.call_arguments(), parts.options.causal)
                    : softmax_attention(q, k, values, {}, parts.options.causal));
   }
   return result;
@@ -180,7 +231,7 @@ Tensor MultiHeadAttentionImpl::decode(const Tensor& x, AttentionState& state,
   const torch::NoGradGuard no_grad;
   auto [q, k, v] = parts.project(x, rotary);
   if (parts.is_favor()) {
-    return parts.join(favor_decode(q, k, v, parts.arguments, state.favor));
+    return parts.join(favor_decode(q, k, v, parts.call_arguments(), state.favor));
   }
   if (state.keys.defined()) {
     FAVOR_CHECK(state.keys.size(0) == x.size(0), "MultiHeadAttention: x has ", x.size(0),
@@ -198,20 +249,18 @@ void MultiHeadAttentionImpl::redraw(uint32_t index) {
   if (!parts.arguments.projection) return;
   const torch::NoGradGuard no_grad;
   const Tensor& projection = *parts.arguments.projection;
-  favor::ProjectionSpec spec;
-  spec.kind = parts.options.attention.projection;
-  spec.row_norm = parts.options.attention.row_norm;
-  spec.num_features = projection.size(1);
-  spec.head_dim = parts.head_dim();
-  spec.seed = parts.options.attention.projection_seed;
-  spec.layer = static_cast<uint32_t>(parts.options.layer);
-  spec.redraw = index;
+  parts.redraw_index = index;
+  projection.copy_(parts.draw());
+  if (!parts.has_transform()) return;
+  std::vector<Tensor> matrices;
   for (int64_t head = 0; head < projection.size(0); ++head) {
-    spec.head = static_cast<uint32_t>(head);
-    std::vector<float> rows = favor::draw_projection(spec);
-    projection[head].copy_(
-        torch::from_blob(rows.data(), {spec.num_features, spec.head_dim}, torch::kFloat));
+    const auto matrix = favor::draw_structured_projection(parts.spec_of_head(head));
+    matrices.push_back(ops::compact_rows(matrix));
   }
+  parts.compact = torch::stack(matrices);
+  if (projection.is_inference()) return;
+  parts.holds_drawn = true;
+  parts.known_version = static_cast<uint32_t>(projection._version());
 }
 
 Tensor rotary_table(int64_t begin, int64_t length, int64_t head_dim) {

@@ -43,7 +43,7 @@ std::string error_of(const std::function<void()>& action) {
 }
 
 std::vector<MultiHeadAttentionOptions> all_options(bool causal) {
-  std::vector<MultiHeadAttentionOptions> all(6, options_of(AttentionMethod::kFavor, causal));
+  std::vector<MultiHeadAttentionOptions> all(7, options_of(AttentionMethod::kFavor, causal));
   all[1].attention.per_head_projection = true;
   all[2].attention.feature_map = favor::FeatureMapKind::kRelu;
   all[3].attention.feature_map = favor::FeatureMapKind::kRelu;
@@ -51,6 +51,7 @@ std::vector<MultiHeadAttentionOptions> all_options(bool causal) {
   all[3].bias = true;
   all[4] = options_of(AttentionMethod::kExact, causal);
   all[5].attention.feature_map = favor::FeatureMapKind::kHyperbolic;
+  all[6].attention.projection = favor::ProjectionKind::kHadamard;
   return all;
 }
 
@@ -255,6 +256,40 @@ TEST(MultiHeadAttention, TheBufferIsWhatTheLayerComputesWith) {
   EXPECT_TRUE(torch::equal(layer->forward(x), before));
   layer->to(torch::kDouble);
   EXPECT_LT(distance(layer->forward(x.to(torch::kDouble)), before.to(torch::kDouble)), 1e-5);
+}
+
+// The layer multiplies by any other rows in the buffer, and transforms where these are its own.
+TEST(MultiHeadAttention, HadamardMatricesEqualTheirRows) {
+  for (const bool per_head : {false, true}) {
+    MultiHeadAttentionOptions options = options_of(AttentionMethod::kFavor, true);
+    options.attention.per_head_projection = per_head;
+    MultiHeadAttention dense(options);
+    options.attention.projection = favor::ProjectionKind::kHadamard;
+    MultiHeadAttention layer(options);
+    const Tensor x = torch::randn({2, kLength, kDim});
+    const torch::NoGradGuard no_grad;
+    for (const char* name : {"qkv.weight", "out.weight"}) {
+      dense->named_parameters()[name].copy_(layer->named_parameters()[name]);
+    }
+    Tensor rows = layer->named_buffers()["projection"];
+    const Tensor own = rows.clone(), other = dense->named_buffers()["projection"].clone();
+    const Tensor out = layer->forward(x);
+    EXPECT_GT(distance(out, dense->forward(x)), 1e-4);
+    dense->named_buffers()["projection"].copy_(own);
+    const Tensor by_rows = dense->forward(x);
+    EXPECT_LT(distance(out, by_rows), 1e-5);
+    rows.copy_(other);
+    EXPECT_GT(distance(layer->forward(x), out), 1e-4);
+    rows.copy_(own);
+    EXPECT_TRUE(torch::equal(layer->forward(x), out));
+    layer->redraw(2);
+    EXPECT_GT(distance(layer->forward(x), out), 1e-4);
+    // Rows of another draw than the layer's last one are a matrix like any other.
+    rows.copy_(own);
+    EXPECT_TRUE(torch::equal(layer->forward(x), by_rows));
+    layer->redraw(0);
+    EXPECT_TRUE(torch::equal(layer->forward(x), out));
+  }
 }
 
 TEST(MultiHeadAttention, RotaryTurnsScoresByTheDistanceAlone) {

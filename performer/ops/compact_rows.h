@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hadamard matrices in compact form as tensors, which go wherever a matrix [R, D] goes. Internal to
-// this folder.
+// Hadamard matrices in compact form as tensors, which go wherever a matrix [R, D] goes.
 #ifndef PERFORMER_OPS_COMPACT_ROWS_H_
 #define PERFORMER_OPS_COMPACT_ROWS_H_
 

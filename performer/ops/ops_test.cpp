@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The torch operators: parity with favor, first derivatives, meta shapes, and error texts.
+#include "performer/ops/compact_rows.h"
 #include "performer/ops/favor_attention.h"
 
 #include <gtest/gtest.h>
@@ -574,6 +575,32 @@ TEST(Decode, StepsAndSplitsEqualTheWholePass) {
   }
 }
 
+TEST(Decode, StepsWithAWindowEqualTheWholePass) {
+  favor::ProjectionSpec spec;
+  spec.kind = favor::ProjectionKind::kHadamard;
+  spec.num_features = kM;
+  spec.head_dim = kD;
+  for (const bool is_compact : {false, true}) {
+    Inputs in = make_inputs({"plain"}, torch::kFloat);
+    in.arguments.window = 1;
+    in.arguments.sinks = 1;
+    if (is_compact) {
+      in.arguments.projection = ops::compact_rows(favor::draw_structured_projection(spec));
+    }
+    const Tensor whole = favor_attention(in.q, in.k, in.v, in.arguments, true);
+    for (int64_t first : {int64_t{1}, int64_t{4}, kL}) {
+      favor::HybridState state;
+      std::vector<Tensor> rows;
+      for (int64_t at = 0, count = first; at < kL; at += count, count = 1) {
+        const auto part = [&](const Tensor& x) { return x.slice(2, at, at + count); };
+        rows.push_back(favor_decode(part(in.q), part(in.k), part(in.v), in.arguments, state));
+      }
+      EXPECT_EQ(state.position, kL);
+      EXPECT_LT((torch::cat(rows, 2) - whole).abs().max().item<double>(), 1e-5);
+    }
+  }
+}
+
 TEST(Errors, NameOperatorArgumentAndExpectation) {
   const Inputs in = make_inputs({"plain"}, torch::kFloat);
   const auto run = [&](const std::function<void(Inputs&)>& change) {
@@ -593,7 +620,8 @@ TEST(Errors, NameOperatorArgumentAndExpectation) {
               x.arguments.projection = torch::randn({5, 3});
             }),
             "bidirectional_forward: projection is Float of shape [5, 3], expected [R, 4] or "
-            "[P, R, 4], floating point, on the CPU (P is 1 or the number of key heads, 2)");
+            "[P, R, 4], floating point or in compact form, on the CPU (P is 1 or the number of key "
+            "heads, 2)");
   EXPECT_EQ(run([](Inputs& x) {
               x.arguments.projection = torch::randn({3, 5, 4});
             }),
