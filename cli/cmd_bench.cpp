@@ -49,13 +49,6 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-int64_t resident_bytes() {
-  std::ifstream in("/proc/self/statm");
-  int64_t pages = 0, resident = 0;
-  in >> pages >> resident;
-  return resident * 4096;
-}
-
 void print_line(const ordered_json& object) {
   std::printf("%s\n", object.dump().c_str());
   std::fflush(stdout);

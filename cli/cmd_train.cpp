@@ -7,6 +7,7 @@
 
 #include "cli/command.h"
 #include "cli/train_options.h"
+#include "performer/train/dry_run.h"
 #include "performer/train/trainer.h"
 
 namespace performer::cli {
@@ -42,6 +43,14 @@ int run_train(const Command& command, const std::vector<std::string>& arguments)
   RunReport report(command, arguments, config.run.quiet);
   if (!config.run.quiet) std::fputs(describe(config).c_str(), stderr);
 
+  if (parsed.dry_run) {
+    const DryRun trial = dry_run(config);
+    const bool json = parsed.json || !parsed.output.empty();
+    write_result(parsed.output, json ? to_json(trial).dump(2) + "\n" : performer::describe(trial),
+                 config.run.force);
+    report.finish();
+    return 0;
+  }
   std::signal(SIGINT, request_stop);
   std::signal(SIGTERM, request_stop);
   TrainHooks hooks;
@@ -63,8 +72,11 @@ int run_train(const Command& command, const std::vector<std::string>& arguments)
                    {"elapsed_s", result.elapsed_s},
                    {"tokens_per_s", result.tokens_per_s},
                    {"interrupted", result.interrupted},
-                   {"best_step", result.best_step}};
+                   {"stopped_early", result.stopped_early},
+                   {"best_step", result.best_step},
+                   {"best_checkpoint", result.best_checkpoint}};
     if (result.valid) object["valid"] = to_json(*result.valid);
+    for (const EvalMetrics& other : result.others) object[other.split] = to_json(other);
     if (result.test) object["test"] = to_json(*result.test);
     object.update(report.resources());
     write_result(parsed.output, object.dump(2) + "\n", config.run.force);

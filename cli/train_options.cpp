@@ -9,6 +9,8 @@
 #include <set>
 
 #include "favor/check.h"
+#include "performer/train/estimate.h"
+#include "performer/train/metrics.h"
 #include "performer/train/run_folder.h"
 
 namespace performer::cli {
@@ -135,6 +137,7 @@ TrainArguments resolve_train(const Command& command, const std::vector<std::stri
   Sources sources;
   Options options(command);
   std::string preset_words;
+  std::string max_memory;
   for (const Preset& preset : presets())
     preset_words += (preset_words.empty() ? "" : "|") + preset.name;
   options.app()
@@ -146,6 +149,15 @@ TrainArguments resolve_train(const Command& command, const std::vector<std::stri
       ->type_name("FILE")
       ->group("Configuration");
   for (const Field& field : train_fields()) add_field(options.app(), field, sources);
+  options.app()
+      .add_flag("--dry-run", result.dry_run,
+                "say how many parameters, how much memory and time it would take; write nothing")
+      ->group("Run");
+  options.app()
+      .add_option("--max-memory", max_memory,
+                  "bytes (4G): batches are divided, and accumulated, until the estimate fits")
+      ->type_name("INT")
+      ->group("Run");
   options.app().add_flag("--json", result.json, "print the result as JSON")->group("Run");
   options.app()
       .add_option("--output", result.output, "file for the JSON instead of standard output")
@@ -153,7 +165,7 @@ TrainArguments resolve_train(const Command& command, const std::vector<std::stri
       ->group("Run");
   const bool goes_on = options.parse(arguments);
   try {
-    const Resolved resolved = resolve_fresh(sources);
+    Resolved resolved = resolve_fresh(sources);
     result.config = resolved.config;
     if (!goes_on) {
       for (const Field& field : train_fields()) {
@@ -174,12 +186,24 @@ TrainArguments resolve_train(const Command& command, const std::vector<std::stri
                   "--out is ", result.config.run.out, ", expected ", *run,
                   ", the folder of the resumed checkpoint");
       const std::string out = result.config.run.out;
+      // What a memory limit made of them is stored in the run.
+      if (!max_memory.empty()) {
+        for (const char* key : {"batch_tokens", "accumulate"}) resolved.given.erase(key);
+      }
       result.config = resolve_resumed(resolved, *run);
       result.config.run.out = out;
     }
-    FAVOR_CHECK(!result.config.data.data.empty(), "--data is missing, expected a FASTA file");
-    FAVOR_CHECK(!result.config.run.out.empty(), "--out is missing, expected a folder for the run");
+    FAVOR_CHECK(result.dry_run || !result.config.data.data.empty(),
+                "--data is missing, expected a FASTA file");
+    FAVOR_CHECK(result.dry_run || !result.config.run.out.empty(),
+                "--out is missing, expected a folder for the run");
     result.config.check();
+    // A resumed run keeps its batches.
+    if (!max_memory.empty() && !run) {
+      int64_t max_bytes = 0;
+      parse_value("--max-memory", max_memory, max_bytes);
+      fit_batch(result.config, max_bytes, resident_bytes());
+    }
   } catch (const favor::Error& error) {
     throw UsageError(message("train: ", error.what()));
   }

@@ -15,8 +15,9 @@ namespace performer::cli {
 struct TrainArguments {
   TrainConfig config;
   bool json = false;
-  std::string output;  ///< where the JSON goes
-  std::string help;    ///< not empty when help was asked for: the text, with current values
+  bool dry_run = false;  ///< says what the run would take; data and out may be missing
+  std::string output;    ///< where the JSON goes
+  std::string help;      ///< not empty when help was asked for: the text, with current values
 };
 
 /// A resumed run keeps its stored configuration; options that would change its course are an error,

@@ -152,6 +152,22 @@ void LanguageModelImpl::visit_attention(
   train(was_training);
 }
 
+void LanguageModelImpl::diagnose(
+    const Tensor& tokens,
+    const std::function<void(int64_t layer, const AttentionDiagnostics&)>& visit) {
+  Parts& parts = *parts_;
+  const torch::NoGradGuard no_grad;
+  const bool was_training = is_training();
+  eval();
+  Tensor x = parts.embed->forward(tokens);
+  const Tensor rotary = parts.rotary(0, tokens.size(1));
+  for (size_t i = 0; i < parts.layers.size(); ++i) {
+    visit(static_cast<int64_t>(i), parts.layers[i]->diagnose(x, rotary));
+    x = parts.layers[i]->forward(x, {}, rotary);
+  }
+  train(was_training);
+}
+
 Tensor LanguageModelImpl::decode(const Tensor& tokens, DecoderState& state) {
   Parts& parts = *parts_;
   parts.check_stream(tokens, state);

@@ -13,6 +13,7 @@
 
 #include "favor/attention.h"
 #include "performer/models/config.h"
+#include "performer/nn/diagnostics.h"
 #include "performer/nn/layout.h"
 
 namespace performer {
@@ -47,6 +48,11 @@ class LanguageModelImpl : public torch::nn::Module {
   void visit_attention(
       const torch::Tensor& tokens, const std::vector<int64_t>& layers,
       const std::function<void(int64_t layer, const torch::Tensor& weights)>& visit);
+
+  /// Calls visit(layer, diagnostics) for every block, from 0 on, on one row of tokens [1, L].
+  /// Method favor only. Without dropout and gradient; draws no random number.
+  void diagnose(const torch::Tensor& tokens,
+                const std::function<void(int64_t layer, const AttentionDiagnostics&)>& visit);
 
   /// Causal only. Absorbs tokens [B, T] (T >= 1) and returns the logits [B, vocab] that follow the
   /// last of them. Equals the last row of forward over the whole stream, in O(T) time. Tokens or a

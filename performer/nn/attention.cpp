@@ -222,6 +222,17 @@ Tensor MultiHeadAttentionImpl::weights(const Tensor& x, const Tensor& rotary) {
   return result;
 }
 
+AttentionDiagnostics MultiHeadAttentionImpl::diagnose(const Tensor& x, const Tensor& rotary) {
+  Parts& parts = *parts_;
+  FAVOR_CHECK(parts.is_favor(), "MultiHeadAttention: method is exact, expected favor to diagnose");
+  parts.check_input("MultiHeadAttention", x);
+  const torch::NoGradGuard no_grad;
+  const auto [q, k, v] = parts.project(x, rotary);
+  return diagnose_attention(q, k, v,
+                            favor_attention(q, k, v, parts.arguments, parts.options.causal),
+                            parts.options.attention, parts.options.causal);
+}
+
 Tensor MultiHeadAttentionImpl::decode(const Tensor& x, AttentionState& state,
                                       const Tensor& rotary) {
   Parts& parts = *parts_;

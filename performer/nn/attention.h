@@ -11,6 +11,7 @@
 
 #include "favor/attention.h"
 #include "performer/models/config.h"
+#include "performer/nn/diagnostics.h"
 #include "performer/nn/layout.h"
 
 namespace performer {
@@ -48,6 +49,9 @@ class MultiHeadAttentionImpl : public torch::nn::Module {
   /// one-hot positions through as values: O(L) columns, so O(L^2) time and memory. Rows sum to 1;
   /// feature maps of either sign give weights of either sign.
   torch::Tensor weights(const torch::Tensor& x, const torch::Tensor& rotary = {});
+
+  /// Method favor only: how well the features do on x [1, L, dim]. Records no gradient.
+  AttentionDiagnostics diagnose(const torch::Tensor& x, const torch::Tensor& rotary = {});
 
   /// Causal only: the rows of x [B, T, dim] that follow those already in `state`, which then holds
   /// them too. Records no gradient.

@@ -82,6 +82,10 @@ Tensor BlockImpl::attention_weights(const Tensor& x, const Tensor& rotary) {
   return parts_->attention->weights(parts_->norm1->forward(x), rotary);
 }
 
+AttentionDiagnostics BlockImpl::diagnose(const Tensor& x, const Tensor& rotary) {
+  return parts_->attention->diagnose(parts_->norm1->forward(x), rotary);
+}
+
 Tensor BlockImpl::decode(const Tensor& x, AttentionState& state, const Tensor& rotary) {
   const Tensor attended = x + parts_->attention->decode(parts_->norm1->forward(x), state, rotary);
   return attended + parts_->feed_forward->forward(parts_->norm2->forward(attended));

@@ -40,6 +40,8 @@ class BlockImpl : public torch::nn::Module {
                         const torch::Tensor& rotary = {});
   /// As MultiHeadAttention::weights, of this block's input.
   torch::Tensor attention_weights(const torch::Tensor& x, const torch::Tensor& rotary = {});
+  /// As MultiHeadAttention::diagnose, of this block's input.
+  AttentionDiagnostics diagnose(const torch::Tensor& x, const torch::Tensor& rotary = {});
   /// As MultiHeadAttention::decode; without dropout.
   torch::Tensor decode(const torch::Tensor& x, AttentionState& state,
                        const torch::Tensor& rotary = {});

@@ -124,6 +124,11 @@ void TrainConfig::check() const {
   at_least("log_interval", run.log_interval, int64_t{1});
   at_least("eval_interval", run.eval_interval, int64_t{0});
   at_least("eval_tokens", run.eval_tokens, int64_t{0});
+  other_eval_sets();
+  at_least("patience", run.patience, int64_t{0});
+  FAVOR_CHECK(run.patience == 0 || run.eval_interval > 0, "patience is ", run.patience,
+              ", expected 0 with eval_interval = 0 (there is nothing to wait for)");
+  at_least("diagnostics_interval", run.diagnostics_interval, int64_t{-1});
   at_least("save_interval", run.save_interval, int64_t{0});
   at_least("keep_checkpoints", run.keep_checkpoints, int64_t{1});
   FAVOR_CHECK(run.threads >= 0 && run.threads <= 1024, "threads is ", run.threads,
@@ -141,6 +146,19 @@ BatchOptions TrainConfig::batch_options() const {
   options.mask_fraction = data.mask_fraction;
   options.seed = run.seed;
   return options;
+}
+
+std::vector<std::string> TrainConfig::other_eval_sets() const {
+  std::vector<std::string> names;
+  std::istringstream words(run.eval_sets);
+  for (std::string word; std::getline(words, word, ',');) {
+    FAVOR_CHECK(word == "valid" || word == "ood" || word == "train", "eval_sets names '", word,
+                "', expected valid, ood or train");
+    if (word != "valid" && std::find(names.begin(), names.end(), word) == names.end()) {
+      names.push_back(word);
+    }
+  }
+  return names;
 }
 
 SplitOptions TrainConfig::split_options() const {

@@ -54,13 +54,17 @@ struct OptimizerConfig {
 
 /// How long, how often, where.
 struct RunConfig {
-  int64_t max_steps = 10000;     ///< optimiser steps; 0 evaluates and saves at once
-  double max_minutes = 0;        ///< stops after this time as well; 0 has no limit
-  int64_t log_interval = 10;     ///< steps between two lines of metrics
-  int64_t eval_interval = 500;   ///< steps between two evaluations; 0 evaluates at the end only
-  int64_t eval_tokens = 50000;   ///< tokens of the validation split per evaluation; 0 takes all
-  int64_t save_interval = 500;   ///< steps between two checkpoints; 0 saves at the end only
-  int64_t keep_checkpoints = 2;  ///< newest ones kept, beside the best
+  int64_t max_steps = 10000;        ///< optimiser steps; 0 evaluates and saves at once
+  double max_minutes = 0;           ///< stops after this time as well; 0 has no limit
+  int64_t log_interval = 10;        ///< steps between two lines of metrics
+  int64_t eval_interval = 500;      ///< steps between two evaluations; 0 evaluates at the end only
+  int64_t eval_tokens = 50000;      ///< tokens of the validation split per evaluation; 0 takes all
+  std::string eval_sets = "valid";  ///< of valid, ood and train, with commas; valid always is
+  int64_t patience = 0;  ///< evaluations without a lower validation loss before the end; 0: never
+  int64_t diagnostics_interval = -1;  ///< steps between two diagnoses of the layers; 0: none, -1:
+                                      ///< as eval_interval
+  int64_t save_interval = 500;        ///< steps between two checkpoints; 0 saves at the end only
+  int64_t keep_checkpoints = 2;       ///< newest ones kept, beside the best
   uint64_t seed = 0;
   int64_t threads = 0;            ///< 0: all cores
   std::string dtype = "float32";  ///< or bfloat16: Autocast in training steps
@@ -83,6 +87,8 @@ struct TrainConfig {
 
   BatchOptions batch_options() const;
   SplitOptions split_options() const;
+  /// The names in run.eval_sets but `valid`, in their order. Throws favor::Error for others.
+  std::vector<std::string> other_eval_sets() const;
 };
 
 /// What may be done with a field.

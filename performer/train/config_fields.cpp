@@ -302,6 +302,12 @@ std::vector<Field> make_fields() {
            "steps per evaluation; 0: at the end only");
   list.add("eval_tokens", kFree, PERFORMER_FIELD(run.eval_tokens),
            "validation tokens per evaluation; 0: all");
+  list.add("eval_sets", kFree, PERFORMER_FIELD(run.eval_sets),
+           "sets to evaluate, with commas: valid (always), ood (of token files), train");
+  list.add("patience", kFree, PERFORMER_FIELD(run.patience),
+           "stop after so many evaluations without a lower validation loss; 0: never");
+  list.add("diagnostics_interval", kFree, PERFORMER_FIELD(run.diagnostics_interval),
+           "steps per diagnosis of the layers; 0: none, -1: as eval_interval");
   list.add("save_interval", kFree, PERFORMER_FIELD(run.save_interval),
            "steps per checkpoint; 0: at the end only");
   list.add("keep_checkpoints", kFree, PERFORMER_FIELD(run.keep_checkpoints),

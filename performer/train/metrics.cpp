@@ -2,6 +2,7 @@
 #include "performer/train/metrics.h"
 
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cmath>
@@ -70,6 +71,18 @@ std::string to_line(const EvalMetrics& metrics) {
   return json.dump();
 }
 
+std::string to_line(const LayerMetrics& metrics) {
+  const AttentionDiagnostics& values = metrics.diagnostics;
+  ordered_json json = {{"step", metrics.step},
+                       {"layer", metrics.layer},
+                       {"query_norm", values.query_norm},
+                       {"key_norm", values.key_norm}};
+  if (values.relative_variance) json["relative_variance"] = *values.relative_variance;
+  json["output_error"] = values.output_error;
+  json["uniform_error"] = values.uniform_error;
+  return json.dump();
+}
+
 MetricsFile::MetricsFile(const std::string& path, int64_t last_step) : path_(path) {
   std::string kept;
   if (last_step >= 0) {
@@ -93,6 +106,13 @@ void MetricsFile::write(const std::string& line) {
   if (std::fputs((line + "\n").c_str(), file_) < 0 || std::fflush(file_) != 0) {
     throw std::runtime_error(favor::message(path_, ": cannot be written: ", std::strerror(errno)));
   }
+}
+
+int64_t resident_bytes() {
+  std::ifstream in("/proc/self/statm");
+  int64_t pages = 0, resident = 0;
+  in >> pages >> resident;
+  return resident * ::sysconf(_SC_PAGESIZE);
 }
 
 int64_t peak_memory_bytes() {

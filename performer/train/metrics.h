@@ -9,6 +9,8 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
+#include "performer/models/diagnostics.h"
+
 namespace performer {
 
 /// One line per log_interval. Loss in nats per target, averaged over the steps since the last line.
@@ -35,16 +37,25 @@ nlohmann::json to_json(const EvalScore& score);
 /// One line per evaluation: the model beside the empirical baseline on the same targets.
 struct EvalMetrics {
   int64_t step = 0;
-  std::string split;  ///< valid or test
+  std::string split;  ///< valid, test, ood or train
   EvalScore model;
   EvalScore baseline;
 };
 
+/// One line per layer and diagnosis.
+struct LayerMetrics {
+  int64_t step = 0;
+  int64_t layer = 0;  ///< from 0
+  AttentionDiagnostics diagnostics;
+};
+
 /// The lines of metrics.jsonl: keys `step, tokens, loss, lr, grad_norm, tokens_per_s, elapsed_s,
 /// peak_memory_bytes` in this order, or `step, split, targets, loss, perplexity, accuracy,
-/// baseline_loss, baseline_perplexity, baseline_accuracy`.
+/// baseline_loss, baseline_perplexity, baseline_accuracy`, or `step, layer, query_norm, key_norm,
+/// relative_variance (of maps that estimate softmax), output_error, uniform_error`.
 std::string to_line(const TrainMetrics& metrics);
 std::string to_line(const EvalMetrics& metrics);
+std::string to_line(const LayerMetrics& metrics);
 
 /// metrics.jsonl, appended line by line. All failures are std::runtime_error naming the file.
 class MetricsFile {
@@ -83,6 +94,9 @@ class Progress {
   bool terminal_;
   bool drawn_ = false;
 };
+
+/// Resident memory of this process at the moment.
+int64_t resident_bytes();
 
 /// Largest resident memory this process has had.
 int64_t peak_memory_bytes();

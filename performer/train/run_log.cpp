@@ -48,6 +48,20 @@ void RunLog::write(const EvalMetrics& metrics) {
                               {metrics.split + "/accuracy", metrics.model.accuracy}});
 }
 
+void RunLog::write(const LayerMetrics& metrics) {
+  lines_.write(to_line(metrics));
+  const std::string group = favor::message("layer_", metrics.layer, "/");
+  const AttentionDiagnostics& values = metrics.diagnostics;
+  std::vector<Scalar> scalars = {{group + "query_norm", values.query_norm},
+                                 {group + "key_norm", values.key_norm},
+                                 {group + "output_error", values.output_error},
+                                 {group + "uniform_error", values.uniform_error}};
+  if (values.relative_variance) {
+    scalars.emplace_back(group + "relative_variance", *values.relative_variance);
+  }
+  write_events(metrics.step, scalars);
+}
+
 void RunLog::write_events(int64_t step, const std::vector<Scalar>& scalars) {
   if (events_) events_->write(step, scalars, wall_time());
 }

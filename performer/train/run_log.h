@@ -24,6 +24,8 @@ class RunLog {
   void write(const TrainMetrics& metrics);
   /// Tags <split>/loss, <split>/perplexity, <split>/accuracy.
   void write(const EvalMetrics& metrics);
+  /// Tags layer_<layer>/query_norm and so on.
+  void write(const LayerMetrics& metrics);
 
  private:
   void write_events(int64_t step, const std::vector<Scalar>& scalars);

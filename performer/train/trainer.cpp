@@ -11,17 +11,22 @@
 #include <cstring>
 #include <filesystem>
 #include <limits>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <stdexcept>
 
 #include "favor/check.h"
 #include "performer/data/atomic_file.h"
 #include "performer/nn/autocast.h"
 #include "performer/train/checkpoint.h"
+#include "performer/train/diagnose.h"
 #include "performer/train/evaluate.h"
 #include "performer/train/optimizer.h"
+#include "performer/train/prefetch.h"
 #include "performer/train/run_folder.h"
 #include "performer/train/run_log.h"
+#include "performer/train/run_start.h"
 #include "performer/train/schedule.h"
 
 namespace performer {
@@ -66,6 +71,21 @@ LanguageModel make_model(const TrainConfig& config, bool resumed) {
   return model;
 }
 
+// A set that is evaluated along with `valid`. Addresses of its parts must stay.
+struct OtherSet {
+  OtherSet(std::string given, const SequenceSet& whole, const TrainConfig& config,
+           const Tokenizer& tokenizer)
+      : name(std::move(given)),
+        sequences(config.run.eval_tokens > 0
+                      ? whole.sample(config.run.eval_tokens, config.data.split_seed)
+                      : whole),
+        batches(sequences, tokenizer, config.batch_options()) {}
+
+  std::string name;
+  SequenceSet sequences;
+  EvalBatches batches;
+};
+
 class Trainer {
  public:
   Trainer(const TrainConfig& config, const TrainHooks& hooks, bool resumed)
@@ -89,6 +109,14 @@ class Trainer {
     }
     progress_.say(message(result_.num_parameters, " parameters, ", at::get_num_threads(),
                           " threads, ", batches_.batches_in_epoch(), " batches per epoch"));
+    FAVOR_CHECK(config.run.patience == 0 || valid_.size() > 0, "patience is ", config.run.patience,
+                ", expected 0 without a sequence to validate on");
+    for (const std::string& name : config.other_eval_sets()) {
+      const SequenceSet& whole = name == "ood" ? data_.ood : data_.train;
+      FAVOR_CHECK(whole.size() > 0, "eval_sets names ", name, ", expected a set that ",
+                  config.data.data, " has (`performer data prepare` can hold out an ood set)");
+      others_.push_back(std::make_unique<OtherSet>(name, whole, config_, tokenizer_));
+    }
   }
 
   // What follows a checkpoint must not depend on when it was written, so nothing is reset here.
@@ -126,13 +154,18 @@ class Trainer {
     window_start_ = start_;
     window_first_token_ = state_.tokens;
 
+    prefetch_ = std::make_unique<Prefetch>(std::move(batches_));
     model_->train();
     while (!over()) {
       step();
-      const bool due =
-          config_.run.eval_interval > 0 && state_.step % config_.run.eval_interval == 0;
+      const bool due = is_due(config_.run.eval_interval);
       const bool best = due && validate();
-      if (best || (config_.run.save_interval > 0 && state_.step % config_.run.save_interval == 0)) {
+      if (due) state_.stale_evaluations = best ? 0 : state_.stale_evaluations + 1;
+      if (is_due(config_.run.diagnostics_interval < 0 ? config_.run.eval_interval
+                                                      : config_.run.diagnostics_interval)) {
+        diagnose_layers();
+      }
+      if (best || is_due(config_.run.save_interval)) {
         save();
       }
       if (hooks_.should_stop && hooks_.should_stop()) {
@@ -151,8 +184,14 @@ class Trainer {
 
   double progress() const { return run_progress(config_.run, state_.step, elapsed_s()); }
 
+  bool is_due(int64_t interval) const { return interval > 0 && state_.step % interval == 0; }
+
+  bool out_of_patience() const {
+    return config_.run.patience > 0 && state_.stale_evaluations >= config_.run.patience;
+  }
+
   bool over() const {
-    return state_.step >= config_.run.max_steps ||
+    return state_.step >= config_.run.max_steps || out_of_patience() ||
            (config_.run.max_minutes > 0 && elapsed_s() >= 60 * config_.run.max_minutes);
   }
 
@@ -160,7 +199,7 @@ class Trainer {
     std::vector<Batch> batches;
     int64_t num_targets = 0;
     while (std::ssize(batches) < config_.optimizer.accumulate) {
-      Batch batch = batches_.next();
+      Batch batch = prefetch_->next();
       // Masks may leave a small batch without a target.
       if (batch.num_targets == 0) continue;
       num_targets += batch.num_targets;
@@ -191,7 +230,7 @@ class Trainer {
     optimizer_.step();
 
     ++state_.step;
-    state_.data = batches_.position();
+    state_.data = prefetch_->position();
     state_.window_loss += loss;
     state_.window_targets += num_targets;
     const int64_t redraw = config_.model.attention.redraw_interval;
@@ -271,8 +310,25 @@ class Trainer {
     });
   }
 
-  // Returns whether the loss is the lowest so far.
+  void diagnose_layers() {
+    paused([&] {
+      for (const LayerMetrics& metrics : diagnose(model_, valid_batches_, state_.step)) {
+        log_->write(metrics);
+        const std::string warning = collapse_warning(metrics, config_.model.attention);
+        if (!warning.empty() && warned_layers_.insert(metrics.layer).second) {
+          progress_.say(warning);
+        }
+      }
+      return 0;
+    });
+  }
+
+  // Returns whether the validation loss is the lowest so far.
   bool validate() {
+    result_.others.clear();
+    for (const auto& other : others_) {
+      result_.others.push_back(measure(other->name, other->batches));
+    }
     if (valid_.size() == 0) return false;
     result_.valid = measure("valid", valid_batches_);
     const double loss = result_.valid->model.loss;
@@ -288,7 +344,7 @@ class Trainer {
     paused([&] {
       state_.elapsed_s = elapsed_s();
       state_.rng = rng_state();
-      state_.data = batches_.position();
+      state_.data = prefetch_->position();
       state_.train_sequences = data_.train.size();
       state_.train_fingerprint = train_fingerprint_;
       last_checkpoint_ =
@@ -304,6 +360,15 @@ class Trainer {
     const bool validated = result_.valid && result_.valid->step == state_.step;
     if (!result_.interrupted && !validated) validate();
     save();
+    result_.stopped_early = out_of_patience();
+    if (state_.best_step >= 0) {
+      result_.best_checkpoint = checkpoint_path(config_.run.out, state_.best_step);
+    }
+    if (result_.stopped_early) {
+      progress_.say(message("stopped at step ", state_.step, ": no lower validation loss in ",
+                            state_.stale_evaluations, " evaluations; the best checkpoint is ",
+                            result_.best_checkpoint));
+    }
     if (!result_.interrupted && data_.test.size() > 0) {
       result_.test = measure("test", EvalBatches(data_.test, tokenizer_, config_.batch_options()));
     }
@@ -323,9 +388,12 @@ class Trainer {
   SequenceSet valid_;
   TrainBatches batches_;
   EvalBatches valid_batches_;
+  std::vector<std::unique_ptr<OtherSet>> others_;
   EmpiricalBaseline baseline_;
   LanguageModel model_;
   torch::optim::AdamW optimizer_;
+  std::unique_ptr<Prefetch> prefetch_;  // of batches_, once the run goes on
+  std::set<int64_t> warned_layers_;
   RunLog* log_ = nullptr;
   TrainResult result_;
   TrainerState state_;
@@ -340,72 +408,6 @@ class Trainer {
   double paused_s_ = 0;
 };
 
-bool holds_run(const fs::path& out) {
-  return fs::exists(out / "config.json") || fs::exists(out / "metrics.jsonl") ||
-         !checkpoint_steps(out.string()).empty();
-}
-
-bool lies_in(const std::string& path, const fs::path& folder) {
-  const fs::path inner = fs::weakly_canonical(fs::absolute(path));
-  const fs::path outer = fs::weakly_canonical(fs::absolute(folder));
-  const std::string relative = inner.lexically_relative(outer).string();
-  return !relative.empty() && !relative.starts_with("..");
-}
-
-// The checkpoint to continue from, if any. Changes nothing on disk: what else a run needs may still
-// turn out to be missing.
-std::optional<std::string> check_folder(const RunConfig& run, Progress& progress) {
-  const fs::path out = run.out;
-  std::optional<std::string> checkpoint;
-  if (run.resume == "auto") {
-    checkpoint = newest_checkpoint(
-        run.out, [&](const std::string& text) { progress.say("warning: " + text); });
-    if (!checkpoint && !checkpoint_steps(run.out).empty()) {
-      throw std::runtime_error(message("--resume auto: all checkpoints in ", run.out,
-                                       " are damaged, expected a complete one (--force without "
-                                       "--resume starts over)"));
-    }
-  } else if (!run.resume.empty()) {
-    if (const auto problem = checkpoint_problem(run.resume)) {
-      throw std::runtime_error(
-          message("--resume: ", run.resume, " is not a complete checkpoint: ", *problem));
-    }
-    checkpoint = run.resume;
-  }
-  if (checkpoint) return checkpoint;
-  if (fs::exists(out) && !fs::is_directory(out)) {
-    throw std::runtime_error(message("--out: ", run.out, " is a file, expected a folder"));
-  }
-  if (holds_run(out) && run.resume.empty()) {
-    if (!run.force) {
-      throw std::runtime_error(message("--out: ", run.out,
-                                       " holds a run already, expected a new folder (--resume auto "
-                                       "continues it, --force replaces it)"));
-    }
-    if (!run.init_from.empty() && lies_in(run.init_from, out)) {
-      throw std::runtime_error(message("--init-from: ", run.init_from, " lies in --out ", run.out,
-                                       ", which --force would replace, expected another folder"));
-    }
-  }
-  return std::nullopt;
-}
-
-// Leaves the folder of a new run ready to be written to.
-void prepare_folder(const RunConfig& run) {
-  const fs::path out = run.out;
-  if (holds_run(out) && run.resume.empty()) {
-    for (const int64_t step : checkpoint_steps(run.out)) {
-      fs::remove_all(checkpoint_path(run.out, step));
-    }
-    for (const char* name : {"config.json", "metrics.jsonl", "run.json"}) fs::remove(out / name);
-  }
-  std::error_code error;
-  fs::create_directories(out, error);
-  if (error) {
-    throw std::runtime_error(message("--out: ", run.out, " cannot be created: ", error.message()));
-  }
-}
-
 }  // namespace
 
 TrainResult train(const TrainConfig& config, const TrainHooks& hooks) {
@@ -416,7 +418,8 @@ TrainResult train(const TrainConfig& config, const TrainHooks& hooks) {
   std::optional<std::string> checkpoint;
   {
     Progress progress(config.run.quiet, hooks.terminal);
-    checkpoint = check_folder(config.run, progress);
+    checkpoint = check_folder(config.run,
+                              [&](const std::string& text) { progress.say("warning: " + text); });
   }
   Trainer trainer(config, hooks, checkpoint.has_value());
   if (checkpoint) {

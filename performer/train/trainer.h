@@ -7,6 +7,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "performer/train/config.h"
 #include "performer/train/metrics.h"
@@ -29,7 +30,10 @@ struct TrainResult {
   bool interrupted = false;
   std::string checkpoint;            ///< the last one
   int64_t best_step = -1;            ///< of the lowest validation loss, -1: never evaluated
+  bool stopped_early = false;        ///< run.patience was over
+  std::string best_checkpoint;       ///< of best_step; empty: never evaluated
   std::optional<EvalMetrics> valid;  ///< last evaluation
+  std::vector<EvalMetrics> others;   ///< last evaluation of other sets, as run.eval_sets names them
   std::optional<EvalMetrics> test;   ///< at the end, unless interrupted
 };
 

@@ -101,6 +101,7 @@ json to_json(const TrainerState& state) {
           {"redraw_index", state.redraw_index},
           {"best_step", state.best_step},
           {"best_loss", state.best_loss},
+          {"stale_evaluations", state.stale_evaluations},
           {"window_loss", state.window_loss},
           {"window_targets", state.window_targets},
           {"torch_rng", to_hex(state.rng)}};
@@ -119,6 +120,7 @@ TrainerState trainer_state_from_json(const json& object, const std::string& sour
   state.redraw_index = static_cast<uint32_t>(reader.whole("redraw_index", 0, UINT32_MAX));
   state.best_step = reader.whole("best_step", -1);
   state.best_loss = reader.number("best_loss");
+  state.stale_evaluations = reader.whole("stale_evaluations");
   state.window_loss = reader.number("window_loss");
   state.window_targets = reader.whole("window_targets");
   state.rng = reader.bytes("torch_rng", kRngBytes);

@@ -27,7 +27,8 @@ struct TrainerState {
   uint32_t redraw_index = 0;      ///< of the random matrices
   int64_t best_step = -1;         ///< of the lowest validation loss, -1: none yet
   double best_loss = 0;
-  double window_loss = 0;  ///< summed over the targets since the last line of metrics
+  int64_t stale_evaluations = 0;  ///< since the lowest validation loss
+  double window_loss = 0;         ///< summed over the targets since the last line of metrics
   int64_t window_targets = 0;
   std::vector<uint8_t> rng;  ///< torch's CPU generator, kRngBytes
 };

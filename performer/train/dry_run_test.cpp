@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "performer/train/dry_run.h"
+
+#include <gtest/gtest.h>
+#include <malloc.h>
+
+#include <fstream>
+#include <string>
+
+#include "performer/models/models.h"
+#include "performer/train/metrics.h"
+#include "performer/train/workload.h"
+
+namespace performer {
+namespace {
+
+TEST(DryRun, CountsTheParametersOfTheModel) {
+  for (const bool flag : {false, true}) {
+    for (const PositionKind positions : {PositionKind::kLearned, PositionKind::kRotary}) {
+      ModelConfig config;
+      config.dim = 24;
+      config.num_layers = 3;
+      config.num_heads = 2;
+      config.ff_dim = 40;
+      config.max_length = 17;
+      config.positions = positions;
+      config.ff_glu = flag;
+      config.tie_embeddings = flag;
+      config.attention_bias = flag;
+      config.attention.num_features = 8;
+      LanguageModel model(config);
+      ParameterCount expected;
+      for (const auto& item : model->named_parameters()) {
+        const std::string& name = item.key();
+        const auto has = [&](const char* part) { return name.find(part) != std::string::npos; };
+        int64_t& group = has("embed")                       ? expected.embedding
+                         : has("attention") || has("norm1") ? expected.attention
+                         : has("layers")                    ? expected.feed_forward
+                                                            : expected.output;
+        group += item.value().numel();
+      }
+      const ParameterCount count = count_parameters(config);
+      EXPECT_EQ(count.embedding, expected.embedding);
+      EXPECT_EQ(count.attention, expected.attention);
+      EXPECT_EQ(count.feed_forward, expected.feed_forward);
+      EXPECT_EQ(count.output, expected.output);
+    }
+  }
+}
+
+// Most memory held since the last reset_peak.
+int64_t peak_since_reset() {
+  std::ifstream in("/proc/self/status");
+  for (std::string line; std::getline(in, line);) {
+    if (line.starts_with("VmHWM:")) return 1024 * std::stoll(line.substr(6));
+  }
+  return 0;
+}
+
+bool reset_peak() {
+  ::malloc_trim(0);
+  std::ofstream out("/proc/self/clear_refs");
+  out << "5";
+  out.close();
+  return !out.fail() && peak_since_reset() < resident_bytes() + (8 << 20);
+}
+
+// The factor that estimate.h states.
+TEST(DryRun, EstimatedMemoryIsNearAMeasuredStep) {
+  struct Case {
+    const char* name;
+    bool causal, glu, exact, bfloat16;
+    PositionKind positions;
+    double dropout;
+  };
+  const Case cases[] = {
+      {"masked", false, false, false, false, PositionKind::kLearned, 0},
+      {"causal", true, false, false, false, PositionKind::kLearned, 0.1},
+      {"glu, rotary", true, true, false, false, PositionKind::kRotary, 0.1},
+      {"exact", true, false, true, false, PositionKind::kSinusoidal, 0.1},
+      {"bfloat16", false, false, false, true, PositionKind::kSinusoidal, 0.1},
+  };
+  for (const Case& one : cases) {
+    SCOPED_TRACE(one.name);
+    TrainConfig config;
+    config.model.dim = 128;
+    config.model.num_layers = 4;
+    config.model.num_heads = 2;
+    config.model.ff_dim = 512;
+    config.model.causal = one.causal;
+    config.model.ff_glu = one.glu;
+    config.model.positions = one.positions;
+    config.model.dropout = one.dropout;
+    config.model.attention.num_features = 64;
+    if (one.exact) config.model.attention.method = AttentionMethod::kExact;
+    config.data.length = 512;
+    config.data.batch_tokens = 4096;
+    config.model.max_length = 512;
+    if (one.bfloat16) config.run.dtype = "bfloat16";
+    if (!reset_peak()) GTEST_SKIP() << "the kernel does not reset the peak";
+    const int64_t before = resident_bytes();
+    WorkOptions options;
+    options.model = config.model;
+    options.length = 512;
+    options.batch = 8;
+    options.bfloat16 = one.bfloat16;
+    Workload workload(options);
+    workload.run();
+    workload.run();
+    const auto measured = double(peak_since_reset() - before);
+    const auto estimated = double(estimate_memory(config).total());
+    EXPECT_GT(estimated, 50e6);
+    EXPECT_LT(estimated, 1.5 * measured);
+    EXPECT_GT(estimated, measured / 1.5);
+    RecordProperty(one.name, std::to_string(estimated / measured));
+    std::printf("%s: estimated %.1f MB, measured %.1f MB\n", one.name, estimated / 1e6,
+                measured / 1e6);
+  }
+}
+
+}  // namespace
+}  // namespace performer
