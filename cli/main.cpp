@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The command table, and the one place where errors become messages and exit statuses: 0 success, 1
 // failure, 2 wrong usage.
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <iterator>
@@ -98,6 +99,8 @@ int fail(const std::string& text, int status) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  // A file that may not grow further is an error of writing it, which names the file.
+  std::signal(SIGXFSZ, SIG_IGN);
   try {
     return dispatch({argv + 1, argv + argc});
   } catch (const performer::cli::UsageError& error) {

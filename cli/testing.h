@@ -5,6 +5,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -63,6 +64,10 @@ class Cli : public testing::Test {
     };
     // Threads that spin while they wait would starve whatever else runs on the machine.
     ::setenv("OMP_WAIT_POLICY", "passive", /*overwrite=*/0);
+    if (file_limit_ > 0) {
+      const rlimit limit = {file_limit_, file_limit_};
+      ::setrlimit(RLIMIT_FSIZE, &limit);
+    }
     if (!input_.empty()) ::dup2(::open(input_.c_str(), O_RDONLY), STDIN_FILENO);
     redirect(path("stdout"), STDOUT_FILENO);
     redirect(path("stderr"), STDERR_FILENO);
@@ -134,7 +139,8 @@ class Cli : public testing::Test {
   }
 
   std::filesystem::path folder_;
-  std::string input_;  // file that is standard input of the programs started
+  rlim_t file_limit_ = 0;  // bytes that no file of the programs started may exceed; 0: no limit
+  std::string input_;      // file that is standard input of the programs started
 };
 
 inline void expect_error(const Outcome& outcome, int status,
