@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // `performer score`: log-likelihood and perplexity of each sequence, and of each residue.
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <memory>
 
 #include "cli/infer_options.h"
+#include "cli/sink.h"
 #include "favor/check.h"
-#include "performer/data/atomic_file.h"
 #include "performer/data/table.h"
 #include "performer/infer/score.h"
 
@@ -20,32 +18,6 @@ using favor::message;
 
 // Records in memory at a time.
 constexpr int64_t kBlockResidues = 4'000'000;
-
-// A file that appears whole, or standard output for "" and "-".
-class Sink {
- public:
-  explicit Sink(const std::string& path) {
-    if (!path.empty() && path != "-") file_ = std::make_unique<AtomicFile>(path);
-  }
-  void write(const std::string& text) {
-    if (file_) {
-      file_->write(text.data(), text.size());
-    } else if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size()) {
-      fail();
-    }
-  }
-  void commit() {
-    if (file_) return file_->commit();
-    if (std::fflush(stdout) != 0) fail();
-  }
-
- private:
-  [[noreturn]] static void fail() {
-    throw std::runtime_error(message("standard output: cannot be written: ", std::strerror(errno)));
-  }
-
-  std::unique_ptr<AtomicFile> file_;
-};
 
 std::string sequence_line(const Records& records, int64_t i, const SequenceScore& score,
                           bool causal) {

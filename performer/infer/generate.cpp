@@ -2,126 +2,252 @@
 #include "performer/infer/generate.h"
 
 #include <torch/types.h>
+#include <torch/utils.h>
 
 #include <algorithm>
-#include <cmath>
-#include <stdexcept>
+#include <string>
+#include <utility>
 
 #include "favor/check.h"
+#include "favor/sha256.h"
 
 namespace performer {
 namespace {
 
-constexpr int64_t kStreamsPerBatch = 16;
+// Evaluation for the time of a call.
+class Evaluation {
+ public:
+  explicit Evaluation(LanguageModel& model) : model_(model), was_training_(model->is_training()) {
+    model->eval();
+  }
+  ~Evaluation() { model_->train(was_training_); }
 
-struct Candidate {
-  int64_t id = 0;
-  double weight = 0;
+ private:
+  LanguageModel& model_;
+  bool was_training_;
+  torch::NoGradGuard no_grad_;
 };
+
+torch::Tensor column(const std::vector<int64_t>& ids) {
+  return torch::tensor(ids, torch::kInt64).unsqueeze(1);
+}
+
+// Jobs that are decoded together: row r of the state is job rows[r].
+class Batch {
+ public:
+  Batch(LanguageModel& model, const Tokenizer& tokenizer, std::span<const StreamJob> jobs,
+        int64_t first, const SamplingOptions& options, const TokenSink& sink)
+      : model_(model),
+        tokenizer_(tokenizer),
+        jobs_(jobs),
+        first_(first),
+        options_(options),
+        sink_(sink) {
+    for (const StreamJob& job : jobs_) {
+      random_.push_back(job.random.open());
+      recent_.push_back(job.start->recent);
+      length_.push_back(job.start->length);
+    }
+    next_.resize(jobs.size());
+    ended_.resize(jobs.size());
+  }
+
+  void run() {
+    absorb_starts();
+    while (!rows_.empty()) {
+      draw();
+      std::vector<int64_t> kept, tokens;
+      for (int64_t r = 0; r < std::ssize(rows_); ++r) {
+        const int64_t job = rows_[r];
+        if (ended_[job] || length_[job] >= options_.max_length) continue;
+        kept.push_back(r);
+        tokens.push_back(next_[job]);
+      }
+      // The last token of a sequence stays to be absorbed by whoever continues it.
+      if (kept.empty()) break;
+      if (kept.size() < rows_.size()) {
+        state_ = select_streams(state_, kept);
+        for (int64_t& r : kept) r = rows_[r];
+        rows_ = kept;
+      }
+      logits_ = model_->decode(column(tokens), state_).contiguous();
+    }
+  }
+
+  /// After run() of a single job that had something to draw.
+  SavedStream saved() && {
+    SavedStream saved;
+    saved.start.state = std::move(state_);
+    saved.start.pending = {next_[0]};
+    saved.start.recent = recent_[0];
+    saved.start.length = length_[0];
+    saved.random = jobs_[0].random;
+    saved.random.position = random_[0].position();
+    saved.ended = ended_[0];
+    return saved;
+  }
+
+ private:
+  // First passes, one for each run of jobs with the same start.
+  void absorb_starts() {
+    std::vector<DecoderState> states;
+    std::vector<torch::Tensor> logits;
+    for (int64_t j = 0; j < std::ssize(jobs_);) {
+      const StreamStart* start = jobs_[j].start;
+      DecoderState state = start->state;
+      const torch::Tensor tokens = torch::tensor(start->pending, torch::kInt64).unsqueeze(0);
+      const torch::Tensor row = model_->decode(tokens, state);
+      std::vector<int64_t> copies;
+      for (; j < std::ssize(jobs_) && jobs_[j].start == start; ++j) {
+        copies.push_back(0);
+        rows_.push_back(j);
+      }
+      logits.push_back(row.expand({std::ssize(copies), row.size(1)}));
+      states.push_back(copies.size() == 1 ? std::move(state) : select_streams(state, copies));
+    }
+    state_ = join_streams(std::move(states));
+    logits_ = torch::cat(logits).contiguous();
+  }
+
+  void draw() {
+    const auto V = static_cast<size_t>(logits_.size(1));
+    for (size_t r = 0; r < rows_.size(); ++r) {
+      const int64_t job = rows_[r];
+      const std::span<const float> row(logits_.const_data_ptr<float>() + r * V, V);
+      adjusted_.assign(row.begin(), row.end());
+      if (options_.repetition_penalty != 1) {
+        penalise(adjusted_, recent_[job].seen(options_.penalty_window),
+                 options_.repetition_penalty);
+      }
+      const int64_t id = sample_token(adjusted_, options_, tokenizer_.num_letters(),
+                                      tokenizer_.eos(), random_[job]);
+      next_[job] = id;
+      ended_[job] = id == tokenizer_.eos();
+      if (!ended_[job]) {
+        recent_[job].add(id);
+        ++length_[job];
+      }
+      sink_(first_ + job, id, log_probability(row, id));
+    }
+  }
+
+  LanguageModel& model_;
+  const Tokenizer& tokenizer_;
+  std::span<const StreamJob> jobs_;
+  int64_t first_;
+  const SamplingOptions& options_;
+  const TokenSink& sink_;
+
+  std::vector<favor::RandomStream> random_;  // of each job, as the next four
+  std::vector<RecentTokens> recent_;
+  std::vector<int64_t> length_, next_;
+  std::vector<bool> ended_;
+  std::vector<int64_t> rows_;
+  DecoderState state_;
+  torch::Tensor logits_;
+  std::vector<float> adjusted_;
+};
+
+void check_jobs(const ModelConfig& config, std::span<const StreamJob> jobs,
+                const SamplingOptions& options, int64_t batch) {
+  options.check();
+  FAVOR_CHECK(config.causal, "generate: the model is a masked-LM encoder, expected a causal model");
+  FAVOR_CHECK(batch >= 1, "generate: batch is ", batch, ", expected at least 1");
+  FAVOR_CHECK(config.positions != PositionKind::kLearned || options.max_length <= config.max_length,
+              "generate: max_length is ", options.max_length, ", expected at most ",
+              config.max_length, " (rows of the model's learned position table)");
+  for (const StreamJob& job : jobs) {
+    FAVOR_CHECK(job.start->length <= options.max_length, "generate: a sequence starts with ",
+                job.start->length, " letters, expected at most max_length = ", options.max_length);
+  }
+}
 
 }  // namespace
 
-void SamplingOptions::check() const {
-  FAVOR_CHECK(temperature >= 0 && std::isfinite(temperature), "temperature is ", temperature,
-              ", expected a number of at least 0");
-  FAVOR_CHECK(top_k >= 0, "top_k is ", top_k, ", expected at least 0");
-  FAVOR_CHECK(top_p > 0 && top_p <= 1, "top_p is ", top_p, ", expected a number in (0, 1]");
-  FAVOR_CHECK(max_length >= 1, "max_length is ", max_length, ", expected at least 1");
+favor::RandomStream RandomPlace::open() const {
+  favor::RandomStream random(seed, stream, substream);
+  random.seek(position);
+  return random;
 }
 
-int64_t sample_token(std::span<const float> logits, const SamplingOptions& options,
-                     int64_t num_letters, int64_t end, favor::RandomStream& random) {
-  std::vector<Candidate> candidates;
-  for (int64_t id = 0; id < std::ssize(logits); ++id) {
-    if (id >= num_letters && id != end) continue;
-    if (!std::isfinite(logits[id])) {
-      throw std::runtime_error(favor::message("generate: logit of token ", id, " is ", logits[id],
-                                              ", expected a finite number (the model's weights "
-                                              "are damaged or its training diverged)"));
+StreamStart start_stream(const Tokenizer& tokenizer, int64_t start_token,
+                         const std::string& prompt) {
+  StreamStart start;
+  start.pending.push_back(start_token);
+  extend_stream(start, tokenizer, prompt);
+  return start;
+}
+
+void extend_stream(StreamStart& start, const Tokenizer& tokenizer, const std::string& more) {
+  for (const uint8_t id : tokenizer.encode(more)) {
+    start.pending.push_back(id);
+    start.recent.add(id);
+    ++start.length;
+  }
+}
+
+RandomPlace random_place(uint64_t seed, const std::string& prompt, int64_t index) {
+  favor::Sha256 sha;
+  sha.update(prompt.data(), prompt.size());
+  RandomPlace place;
+  place.seed = seed;
+  place.stream = static_cast<uint64_t>(index);
+  place.substream = static_cast<uint32_t>(std::stoul(sha.digest().substr(0, 8), nullptr, 16));
+  return place;
+}
+
+void generate(LanguageModel& model, const Tokenizer& tokenizer, std::span<const StreamJob> jobs,
+              const SamplingOptions& options, int64_t batch, const TokenSink& sink,
+              SavedStream* last) {
+  const ModelConfig& config = model->config();
+  check_jobs(config, jobs, options, batch);
+  FAVOR_CHECK(last == nullptr || jobs.size() == 1, "generate: jobs holds ", jobs.size(),
+              " sequences, expected 1 to keep the state of");
+  const Evaluation evaluation(model);
+  const bool equal_lengths = config.attention.method == AttentionMethod::kExact;
+  const auto complete = [&](const StreamJob& job) {
+    return job.start->length >= options.max_length;
+  };
+  const auto tokens = [&](size_t job) {
+    return jobs[job].start->state.position + std::ssize(jobs[job].start->pending);
+  };
+  if (last != nullptr && complete(jobs[0])) *last = {*jobs[0].start, jobs[0].random, false};
+  for (size_t first = 0; first < jobs.size();) {
+    if (complete(jobs[first])) {
+      ++first;
+      continue;
     }
-    candidates.push_back({id, logits[id]});
+    size_t end = first + 1;
+    while (end < jobs.size() && static_cast<int64_t>(end - first) < batch && !complete(jobs[end]) &&
+           (!equal_lengths || tokens(end) == tokens(first))) {
+      ++end;
+    }
+    Batch together(model, tokenizer, jobs.subspan(first, end - first), static_cast<int64_t>(first),
+                   options, sink);
+    together.run();
+    if (last != nullptr) *last = std::move(together).saved();
+    first = end;
   }
-  std::stable_sort(candidates.begin(), candidates.end(),
-                   [](const Candidate& a, const Candidate& b) { return a.weight > b.weight; });
-  if (options.temperature == 0) return candidates.front().id;
-  if (options.top_k > 0 && options.top_k < std::ssize(candidates)) {
-    candidates.resize(options.top_k);
-  }
-  const double largest = candidates.front().weight;
-  double total = 0;
-  for (Candidate& candidate : candidates) {
-    candidate.weight = std::exp((candidate.weight - largest) / options.temperature);
-    total += candidate.weight;
-  }
-  // The smallest set of most probable tokens that holds top_p of the mass.
-  double kept = 0;
-  size_t count = 0;
-  while (count < candidates.size() && (count == 0 || kept < options.top_p * total)) {
-    kept += candidates[count++].weight;
-  }
-  double left = random.uniform() * kept;
-  for (size_t i = 0; i < count; ++i) {
-    left -= candidates[i].weight;
-    if (left < 0) return candidates[i].id;
-  }
-  return candidates[count - 1].id;
 }
 
 std::vector<GeneratedSequence> generate(LanguageModel& model, const Tokenizer& tokenizer,
                                         int64_t start_token, const std::string& prompt,
-                                        int64_t count, int64_t first_index,
+                                        int64_t count, int64_t first_index, uint64_t seed,
                                         const SamplingOptions& options) {
-  options.check();
-  FAVOR_CHECK(model->config().causal, "generate: the model is a masked-LM encoder, expected a ",
-              "causal model");
   FAVOR_CHECK(count >= 0, "generate: count is ", count, ", expected at least 0");
-  const std::vector<uint8_t> letters = tokenizer.encode(prompt);
-  FAVOR_CHECK(std::ssize(letters) <= options.max_length, "generate: prompt has ", letters.size(),
-              " letters, expected at most max_length = ", options.max_length);
-  FAVOR_CHECK(model->config().positions != PositionKind::kLearned ||
-                  options.max_length <= model->config().max_length,
-              "generate: max_length is ", options.max_length, ", expected at most ",
-              model->config().max_length, " (rows of the model's learned position table)");
-  torch::NoGradGuard no_grad;
-  const bool was_training = model->is_training();
-  model->eval();
-  std::vector<GeneratedSequence> sequences(count);
-  for (int64_t first = 0; first < count; first += kStreamsPerBatch) {
-    const int64_t B = std::min(kStreamsPerBatch, count - first);
-    std::vector<favor::RandomStream> random;
-    for (int64_t b = 0; b < B; ++b) {
-      random.emplace_back(options.seed, static_cast<uint64_t>(first_index + first + b));
-      sequences[first + b].letters = prompt;
-    }
-    torch::Tensor tokens = torch::empty({B, 1 + std::ssize(letters)}, torch::kInt64);
-    tokens.select(1, 0).fill_(start_token);
-    for (size_t i = 0; i < letters.size(); ++i) {
-      tokens.select(1, static_cast<int64_t>(i) + 1).fill_(int64_t{letters[i]});
-    }
-    DecoderState state;
-    int64_t running = B;
-    for (int64_t length = std::ssize(letters); running > 0 && length < options.max_length;
-         ++length) {
-      const torch::Tensor logits = model->decode(tokens, state).contiguous();
-      const int64_t V = logits.size(1);
-      tokens = torch::full({B, 1}, tokenizer.eos(), torch::kInt64);
-      for (int64_t b = 0; b < B; ++b) {
-        GeneratedSequence& sequence = sequences[first + b];
-        if (sequence.ended) continue;
-        const int64_t id =
-            sample_token({logits.const_data_ptr<float>() + b * V, static_cast<size_t>(V)}, options,
-                         tokenizer.num_letters(), tokenizer.eos(), random[b]);
-        if (id == tokenizer.eos()) {
-          sequence.ended = true;
-          --running;
-        } else {
-          sequence.letters += tokenizer.decode(std::span<const int64_t>(&id, 1));
-          tokens[b][0] = id;
-        }
-      }
-    }
+  const StreamStart start = start_stream(tokenizer, start_token, prompt);
+  std::vector<StreamJob> jobs;
+  for (int64_t i = 0; i < count; ++i) {
+    jobs.push_back({&start, random_place(seed, prompt, first_index + i)});
   }
-  model->train(was_training);
+  std::vector<GeneratedSequence> sequences(static_cast<size_t>(count), {prompt, false});
+  generate(model, tokenizer, jobs, options, kStreamsPerBatch, [&](int64_t job, int64_t id, double) {
+    if (id == tokenizer.eos()) {
+      sequences[job].ended = true;
+    } else {
+      sequences[job].letters += tokenizer.decode(std::span<const int64_t>(&id, 1));
+    }
+  });
   return sequences;
 }
 

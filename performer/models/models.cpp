@@ -28,6 +28,13 @@ struct LanguageModelImpl::Parts {
     return rotary_table(begin, length, config.head_dim()).to(norm->weight.dtype());
   }
 
+  // Of one token a row: [2, B, 1, 1, head_dim / 2].
+  Tensor rotary(const std::vector<int64_t>& positions) const {
+    if (config.positions != PositionKind::kRotary) return {};
+    const Tensor at = torch::tensor(positions, torch::kInt64).to(torch::kDouble);
+    return rotary_table(at, config.head_dim()).to(norm->weight.dtype()).unsqueeze(2).unsqueeze(2);
+  }
+
   Tensor logits(const Tensor& hidden) {
     if (!output.is_empty()) return output->forward(hidden);
     // Rows of the table have norm sqrt(dim), and so have hidden rows: unscaled, the first logits
@@ -48,6 +55,11 @@ struct LanguageModelImpl::Parts {
     const int64_t streams = is_favor ? state.layers[0].B : state.keys[0].size(0);
     FAVOR_CHECK(streams == tokens.size(0), "decode: tokens has shape ", tokens.sizes(),
                 ", expected ", streams, " rows (as the state)");
+    FAVOR_CHECK(
+        state.positions.empty() || (std::ssize(state.positions) == streams && tokens.size(1) == 1),
+        "decode: tokens has shape ", tokens.sizes(), " and the state ", state.positions.size(),
+        " positions, expected [", streams, ", 1] and ", streams,
+        " (rows with positions of their own)");
     // Every layer, before the first of them moves on: an error leaves the stream as it was.
     const int64_t H = config.num_heads, D = config.head_dim();
     const AttentionOptions& attention = config.attention;
@@ -172,7 +184,9 @@ Tensor LanguageModelImpl::decode(const Tensor& tokens, DecoderState& state) {
   Parts& parts = *parts_;
   parts.check_stream(tokens, state);
   const torch::NoGradGuard no_grad;
-  Tensor x = parts.embed->forward(tokens, state.position);
+  const bool in_step = state.positions.empty();
+  Tensor x = in_step ? parts.embed->forward(tokens, state.position)
+                     : parts.embed->forward_rows(tokens, state.positions);
   const bool is_favor = parts.config.attention.method == AttentionMethod::kFavor;
   if (state.position == 0) {
     state = DecoderState();
@@ -180,7 +194,8 @@ Tensor LanguageModelImpl::decode(const Tensor& tokens, DecoderState& state) {
     state.keys.resize(is_favor ? 0 : parts.layers.size());
     state.values.resize(state.keys.size());
   }
-  const Tensor rotary = parts.rotary(state.position, tokens.size(1));
+  const Tensor rotary =
+      in_step ? parts.rotary(state.position, tokens.size(1)) : parts.rotary(state.positions);
   for (size_t i = 0; i < parts.layers.size(); ++i) {
     AttentionState layer;
     if (is_favor) {
@@ -198,6 +213,7 @@ Tensor LanguageModelImpl::decode(const Tensor& tokens, DecoderState& state) {
     }
   }
   state.position += tokens.size(1);
+  for (int64_t& position : state.positions) ++position;
   return parts.logits(parts.norm->forward(x.select(1, -1)));
 }
 

@@ -18,12 +18,25 @@
 
 namespace performer {
 
-/// State of a causal stream through all layers. A value: a copy forks the stream.
+/// State of causal streams, one a row, through all layers. A value: a copy forks the streams.
 struct DecoderState {
-  int64_t position = 0;                     ///< tokens absorbed so far
+  int64_t position = 0;                     ///< tokens absorbed so far, by the longest row
   std::vector<favor::DecodeState> layers;   ///< FAVOR layers
   std::vector<torch::Tensor> keys, values;  ///< exact layers: [B, H, position, D] each
+  std::vector<int64_t> positions;           ///< of each row where they may differ, else empty
+
+  /// Rows; 0 before the first token.
+  int64_t streams() const;
 };
+
+/// The state of the named rows, in this order; a row named twice is forked. They go on in the same
+/// bits. Throws favor::Error for a row that is not there.
+DecoderState select_streams(const DecoderState& state, const std::vector<int64_t>& rows);
+
+/// The rows of all states, one below the other, so that they decode together. Streams of exact
+/// attention must have equal positions. Throws favor::Error for states of unlike models or empty
+/// ones.
+DecoderState join_streams(std::vector<DecoderState> states);
 
 /// Pre-LN Transformer: embedding, num_layers blocks, final LayerNorm, output layer.
 class LanguageModelImpl : public torch::nn::Module {
@@ -55,8 +68,9 @@ class LanguageModelImpl : public torch::nn::Module {
                 const std::function<void(int64_t layer, const AttentionDiagnostics&)>& visit);
 
   /// Causal only. Absorbs tokens [B, T] (T >= 1) and returns the logits [B, vocab] that follow the
-  /// last of them. Equals the last row of forward over the whole stream, in O(T) time. Tokens or a
-  /// state that do not fit the model throw favor::Error and leave the state as it was.
+  /// last of them. Equals the last row of forward over the whole stream, in O(T) time. Rows at
+  /// positions of their own take one token at a time. Tokens or a state that do not fit the model
+  /// throw favor::Error and leave the state as it was.
   torch::Tensor decode(const torch::Tensor& tokens, DecoderState& state);
 
   /// Draws the random matrices of redraw index `index`. Weights and torch's generator stay.

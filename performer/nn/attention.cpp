@@ -21,7 +21,7 @@ namespace {
 
 using torch::Tensor;
 
-// Turns the pairs (x_i, x_{i + D/2}) by the angles of `rotary` [2, L, D / 2].
+// Turns the pairs (x_i, x_{i + D/2}) by the angles of `rotary` [2, ..., L, D / 2].
 Tensor rotate(const Tensor& x, const Tensor& rotary) {
   const std::vector<Tensor> halves = x.chunk(2, -1);
   const Tensor cosine = rotary[0], sine = rotary[1];
@@ -274,13 +274,16 @@ void MultiHeadAttentionImpl::redraw(uint32_t index) {
   parts.known_version = static_cast<uint32_t>(projection._version());
 }
 
-Tensor rotary_table(int64_t begin, int64_t length, int64_t head_dim) {
-  const auto f64 = torch::TensorOptions().dtype(torch::kDouble);
+Tensor rotary_table(const Tensor& positions, int64_t head_dim) {
   // In double: the angle of a far position has no correct digit left in float.
-  const Tensor frequencies =
-      torch::exp(torch::arange(0, head_dim, 2, f64) * (-std::log(10000.0) / head_dim));
-  const Tensor angles = torch::outer(torch::arange(begin, begin + length, f64), frequencies);
+  const Tensor frequencies = torch::exp(torch::arange(0, head_dim, 2, positions.options()) *
+                                        (-std::log(10000.0) / head_dim));
+  const Tensor angles = torch::outer(positions, frequencies);
   return torch::stack({angles.cos(), angles.sin()}).to(torch::kFloat);
+}
+
+Tensor rotary_table(int64_t begin, int64_t length, int64_t head_dim) {
+  return rotary_table(torch::arange(begin, begin + length, torch::kDouble), head_dim);
 }
 
 }  // namespace performer

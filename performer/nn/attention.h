@@ -69,6 +69,8 @@ TORCH_MODULE(MultiHeadAttention);
 
 /// Cosines and sines [2, length, head_dim / 2] of the rotary embedding from position `begin` on.
 torch::Tensor rotary_table(int64_t begin, int64_t length, int64_t head_dim);
+/// The same [2, L, head_dim / 2] of any positions [L], float64.
+torch::Tensor rotary_table(const torch::Tensor& positions, int64_t head_dim);
 
 }  // namespace performer
 

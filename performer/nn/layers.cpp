@@ -153,19 +153,35 @@ Tensor EmbeddingImpl::forward(const Tensor& tokens, const Tensor& positions, int
   return added.defined() ? vectors + added.index_select(0, positions) : vectors;
 }
 
+Tensor EmbeddingImpl::forward_rows(const Tensor& tokens, const std::vector<int64_t>& positions) {
+  const Parts& parts = *parts_;
+  const int64_t largest =
+      positions.empty() ? -1 : *std::max_element(positions.begin(), positions.end());
+  const Tensor vectors = parts_->look_up(tokens, largest + 1);
+  if (parts.kind == PositionKind::kRotary) return vectors;
+  const Tensor at = torch::tensor(positions, torch::kInt64);
+  const Tensor added = parts.kind == PositionKind::kLearned
+                           ? parts.positions.index_select(0, at)
+                           : sinusoids(at.to(torch::kDouble), parts.dim).to(vectors.dtype());
+  return vectors + added.unsqueeze(1);
+}
+
 Tensor EmbeddingImpl::weight() const {
   return parts_->tokens->weight;
 }
 
-Tensor sinusoids(int64_t begin, int64_t length, int64_t dim) {
-  const auto f64 = torch::TensorOptions().dtype(torch::kDouble);
+Tensor sinusoids(const Tensor& positions, int64_t dim) {
   const int64_t half = dim / 2;
   const double step = std::log(10000.0) / static_cast<double>(std::max<int64_t>(half - 1, 1));
-  const Tensor frequencies = torch::exp(torch::arange(half, f64) * -step);
-  const Tensor angles = torch::outer(torch::arange(begin, begin + length, f64), frequencies);
+  const Tensor frequencies = torch::exp(torch::arange(half, positions.options()) * -step);
+  const Tensor angles = torch::outer(positions, frequencies);
+  const Tensor rest = torch::zeros({positions.size(0), dim - 2 * half}, positions.options());
   // An odd width leaves its last column 0.
-  return torch::cat({angles.sin(), angles.cos(), torch::zeros({length, dim - 2 * half}, f64)}, 1)
-      .to(torch::kFloat);
+  return torch::cat({angles.sin(), angles.cos(), rest}, 1).to(torch::kFloat);
+}
+
+Tensor sinusoids(int64_t begin, int64_t length, int64_t dim) {
+  return sinusoids(torch::arange(begin, begin + length, torch::kDouble), dim);
 }
 
 }  // namespace performer

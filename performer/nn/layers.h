@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "performer/models/config.h"
 #include "performer/nn/attention.h"
@@ -65,6 +66,8 @@ class EmbeddingImpl : public torch::nn::Module {
   /// Tokens at the positions [L] of packed_positions, the largest of which is `longest` - 1.
   torch::Tensor forward(const torch::Tensor& tokens, const torch::Tensor& positions,
                         int64_t longest);
+  /// One token [B, 1] of each of some streams, at the positions [B] -> [B, 1, dim].
+  torch::Tensor forward_rows(const torch::Tensor& tokens, const std::vector<int64_t>& positions);
   /// The table [vocab, dim], for an output layer that shares it.
   torch::Tensor weight() const;
 
@@ -77,6 +80,8 @@ TORCH_MODULE(Embedding);
 /// [length, dim]: sines in the first half of each row, cosines in the second, with wavelengths from
 /// 2 pi to 20000 pi, of the positions from `begin` on.
 torch::Tensor sinusoids(int64_t begin, int64_t length, int64_t dim);
+/// The same of any positions [L], float64.
+torch::Tensor sinusoids(const torch::Tensor& positions, int64_t dim);
 
 }  // namespace performer
 

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "performer/infer/stream_file.h"
+
+#include <torch/types.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <map>
+#include <stdexcept>
+#include <utility>
+
+#include "favor/check.h"
+#include "favor/sha256.h"
+#include "performer/data/safetensors.h"
+
+namespace performer {
+namespace {
+
+using favor::message;
+using Metadata = std::map<std::string, std::string>;
+using Shape = std::vector<int64_t>;
+
+constexpr const char* kFormat = "performer-stream";
+
+std::string shape_text(const Shape& shape) {
+  return message(at::IntArrayRef(shape));
+}
+
+std::string checksum(const std::vector<StoredTensor>& tensors, const Metadata& metadata) {
+  favor::Sha256 sha;
+  const auto add = [&sha](const std::string& text) { sha.update(text.data(), text.size()); };
+  for (const auto& [key, value] : metadata) {
+    if (key != "checksum") add(key + "=" + value + "\n");
+  }
+  std::map<std::string, const StoredTensor*> ordered;
+  for (const StoredTensor& tensor : tensors) ordered[tensor.name] = &tensor;
+  for (const auto& [name, tensor] : ordered) {
+    add(name + shape_text(tensor->shape));
+    sha.update(tensor->data, tensor->bytes);
+  }
+  return sha.digest();
+}
+
+// The arrays of a FAVOR layer's state, by name, with their shapes.
+struct Member {
+  const char* name;
+  std::vector<float> favor::DecodeState::*values;
+  Shape shape;
+  bool optional;
+};
+
+std::vector<Member> members(const favor::DecodeState& state) {
+  const int64_t B = state.B, H = state.H, M = state.M, E = state.E;
+  using favor::DecodeState;
+  return {{"c", &DecodeState::c, {B, H, M}, false},
+          {"S", &DecodeState::S, {B, H, M, E}, false},
+          {"z", &DecodeState::z, {B, H, M}, false},
+          {"S_rest", &DecodeState::S_rest, {B, H, M, E}, true},
+          {"z_rest", &DecodeState::z_rest, {B, H, M}, true},
+          {"hot_features",
+           &DecodeState::hot_features,
+           {B, H, favor::kHotTokens, state.hot_stride()},
+           true},
+          {"hot_values", &DecodeState::hot_values, {B, H, favor::kHotTokens, E}, true}};
+}
+
+std::string layer_name(size_t layer, const std::string& member) {
+  return "layers." + std::to_string(layer) + "." + member;
+}
+
+// Tensors and what they point to.
+class Writer {
+ public:
+  Metadata metadata;
+
+  void add(const std::string& name, StoredType type, Shape shape, const void* data, size_t bytes) {
+    tensors_.push_back({name, type, std::move(shape), data, bytes});
+  }
+  void add(const std::string& name, const torch::Tensor& tensor) {
+    held_.push_back(tensor.contiguous());
+    add(name, StoredType::kF32, held_.back().sizes().vec(), held_.back().const_data_ptr(),
+        held_.back().nbytes());
+  }
+  void write(const std::string& path) {
+    metadata["checksum"] = checksum(tensors_, metadata);
+    write_safetensors(path, tensors_, metadata);
+  }
+
+ private:
+  std::vector<StoredTensor> tensors_;
+  std::vector<torch::Tensor> held_;
+};
+
+// Reads one file; all that is wrong with it is reported as `file: ...`.
+class Reader {
+ public:
+  explicit Reader(const std::string& path) : path_(path), file_(path) {}
+
+  template <class... Args>
+  void check(bool condition, const Args&... args) const {
+    if (!condition) throw std::runtime_error(message(path_, ": ", args...));
+  }
+
+  const std::string& text(const std::string& key) const {
+    const auto found = file_.metadata().find(key);
+    check(found != file_.metadata().end(), "is no stream of ", kFormat, ": it has no ", key);
+    return found->second;
+  }
+
+  void check_text(const std::string& key, const std::string& expected, const char* why) const {
+    std::string found = text(key);
+    // Texts come from the file: no terminal command in one may reach the screen.
+    for (char& c : found) c = static_cast<unsigned char>(c) < ' ' || c == 0x7f ? '?' : c;
+    check(found == expected, key, " is ", found, ", expected ", expected, why);
+  }
+
+  void check_whole() const {
+    check_text("checksum", checksum(file_.tensors(), file_.metadata()), " (damaged file?)");
+  }
+
+  template <class T>
+  T number(const std::string& key) const {
+    const std::string& word = text(key);
+    T value = 0;
+    const auto result = std::from_chars(word.data(), word.data() + word.size(), value);
+    check(result.ec == std::errc() && result.ptr == word.data() + word.size() && value >= T{0}, key,
+          " is no whole number of at least 0");
+    return value;
+  }
+
+  bool contains(const std::string& name) const { return file_.contains(name); }
+
+  template <class T>
+  std::vector<T> values(const std::string& name, StoredType type) const {
+    const StoredTensor& tensor = file_.at(name);
+    check(tensor.type == type && tensor.shape.size() == 1, "tensor ", name, " is ",
+          favor::to_string(tensor.type), " ", shape_text(tensor.shape), ", expected ",
+          favor::to_string(type), " [n]");
+    std::vector<T> result(tensor.bytes / sizeof(T));
+    if (!result.empty()) std::memcpy(result.data(), tensor.data, tensor.bytes);
+    return result;
+  }
+
+  void copy(const std::string& name, const Shape& shape, float* to) const {
+    const StoredTensor& tensor = file_.at(name);
+    check(tensor.type == StoredType::kF32 && tensor.shape == shape, "tensor ", name, " is ",
+          favor::to_string(tensor.type), " ", shape_text(tensor.shape), ", expected F32 ",
+          shape_text(shape));
+    if (tensor.bytes > 0) std::memcpy(to, tensor.data, tensor.bytes);
+  }
+
+  favor::DecodeState layer(size_t i, const ModelConfig& config, int64_t position) const {
+    const int64_t D = config.head_dim();
+    const AttentionOptions& attention = config.attention;
+    favor::DecodeState state(1, config.num_heads,
+                             attention.use_projection ? attention.num_features : D, D);
+    state.position = position;
+    state.num_hot = number<int64_t>("num_hot");
+    for (const Member& member : members(state)) {
+      const std::string name = layer_name(i, member.name);
+      if (member.optional && !file_.contains(name)) continue;
+      std::vector<float>& values = state.*member.values;
+      int64_t count = 1;
+      for (const int64_t size : member.shape) count *= size;
+      values.resize(static_cast<size_t>(count));
+      copy(name, member.shape, values.data());
+    }
+    try {
+      favor::check_sizes("layer", std::to_string(i).c_str(), state);
+    } catch (const favor::Error& error) {
+      throw std::runtime_error(message(path_, ": ", error.what()));
+    }
+    return state;
+  }
+
+ private:
+  const std::string& path_;
+  SafetensorsFile file_;
+};
+
+}  // namespace
+
+std::string weights_hash(LanguageModel& model) {
+  favor::Sha256 sha;
+  const auto add = [&sha](const std::string& name, const torch::Tensor& tensor) {
+    const torch::Tensor values = tensor.detach().contiguous();
+    const std::string head = name + shape_text(values.sizes().vec());
+    sha.update(head.data(), head.size());
+    sha.update(values.const_data_ptr(), values.nbytes());
+  };
+  for (const auto& item : model->named_parameters()) add(item.key(), item.value());
+  for (const auto& item : model->named_buffers()) add(item.key(), item.value());
+  return sha.digest();
+}
+
+void save_stream(const std::string& path, const SavedStream& stream, LanguageModel& model) {
+  const DecoderState& state = stream.start.state;
+  FAVOR_CHECK(state.streams() <= 1 && state.positions.empty(), "save_stream: state holds ",
+              state.streams(), " streams, expected 1");
+  Writer writer;
+  const RandomPlace& random = stream.random;
+  writer.metadata = {
+      {"format", kFormat},
+      {"format_version", std::to_string(kStreamFileVersion)},
+      {"weights", weights_hash(model)},
+      {"position", std::to_string(state.position)},
+      {"length", std::to_string(stream.start.length)},
+      {"ended", stream.ended ? "1" : "0"},
+      {"num_hot", std::to_string(state.layers.empty() ? 0 : state.layers.front().num_hot)},
+      {"random_seed", std::to_string(random.seed)},
+      {"random_stream", std::to_string(random.stream)},
+      {"random_substream", std::to_string(random.substream)},
+      {"random_block", std::to_string(random.position.block)},
+      {"random_used", std::to_string(random.position.used)}};
+  const std::vector<int64_t>& pending = stream.start.pending;
+  writer.add("pending", StoredType::kI64, {std::ssize(pending)}, pending.data(),
+             pending.size() * sizeof(int64_t));
+  const std::vector<uint8_t> recent = stream.start.recent.last(RecentTokens::kMost);
+  writer.add("recent", StoredType::kU8, {std::ssize(recent)}, recent.data(), recent.size());
+  for (size_t i = 0; i < state.layers.size(); ++i) {
+    for (const Member& member : members(state.layers[i])) {
+      const std::vector<float>& values = state.layers[i].*member.values;
+      if (member.optional && values.empty()) continue;
+      writer.add(layer_name(i, member.name), StoredType::kF32, member.shape, values.data(),
+                 values.size() * sizeof(float));
+    }
+  }
+  for (size_t i = 0; i < state.keys.size(); ++i) {
+    writer.add(layer_name(i, "keys"), state.keys[i]);
+    writer.add(layer_name(i, "values"), state.values[i]);
+  }
+  writer.write(path);
+}
+
+SavedStream load_stream(const std::string& path, LanguageModel& model) {
+  const ModelConfig& config = model->config();
+  const Reader file(path);
+  file.check_text("format", kFormat, "");
+  file.check_text("format_version", std::to_string(kStreamFileVersion), "");
+  file.check_whole();
+  file.check_text("weights", weights_hash(model), " (the stream of another model)");
+  SavedStream stream;
+  StreamStart& start = stream.start;
+  DecoderState& state = start.state;
+  state.position = file.number<int64_t>("position");
+  start.length = file.number<int64_t>("length");
+  stream.ended = file.number<int64_t>("ended") != 0;
+  stream.random.seed = file.number<uint64_t>("random_seed");
+  stream.random.stream = file.number<uint64_t>("random_stream");
+  stream.random.substream = file.number<uint32_t>("random_substream");
+  stream.random.position.block = file.number<uint64_t>("random_block");
+  stream.random.position.used = file.number<uint32_t>("random_used");
+  start.pending = file.values<int64_t>("pending", StoredType::kI64);
+  const bool in_range = std::all_of(start.pending.begin(), start.pending.end(),
+                                    [&](int64_t id) { return id >= 0 && id < config.vocab_size; });
+  file.check(!start.pending.empty() && in_range, "pending holds ", start.pending.size(),
+             " tokens, expected at least 1 and all below ", config.vocab_size);
+  for (const uint8_t id : file.values<uint8_t>("recent", StoredType::kU8)) start.recent.add(id);
+  if (state.position == 0) return stream;
+  for (int64_t i = 0; i < config.num_layers; ++i) {
+    const auto layer = static_cast<size_t>(i);
+    if (config.attention.method == AttentionMethod::kFavor) {
+      state.layers.push_back(file.layer(layer, config, state.position));
+      continue;
+    }
+    const Shape shape = {1, config.num_heads, state.position, config.head_dim()};
+    for (auto [name, list] : {std::pair{"keys", &state.keys}, std::pair{"values", &state.values}}) {
+      list->push_back(torch::empty(shape));
+      file.copy(layer_name(layer, name), shape, list->back().mutable_data_ptr<float>());
+    }
+  }
+  return stream;
+}
+
+}  // namespace performer
