@@ -229,7 +229,7 @@ AttentionDiagnostics MultiHeadAttentionImpl::diagnose(const Tensor& x, const Ten
   const torch::NoGradGuard no_grad;
   const auto [q, k, v] = parts.project(x, rotary);
   return diagnose_attention(q, k, v,
-                            favor_attention(q, k, v, parts.arguments, parts.options.causal),
+                            favor_attention(q, k, v, parts.call_arguments(), parts.options.causal),
                             parts.options.attention, parts.options.causal);
 }
 
