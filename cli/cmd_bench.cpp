@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // `performer bench`: how fast this machine trains, encodes or generates, and with how much memory.
 #include <ATen/Parallel.h>
-#include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <vector>
@@ -26,13 +24,6 @@ struct Timing {
   double wall_s = 0;
   double cpu_s = 0;
 };
-
-double cpu_seconds() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return double(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
-         1e-6 * double(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
-}
 
 Timing timed(Workload& work) {
   const auto start = std::chrono::steady_clock::now();

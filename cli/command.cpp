@@ -165,6 +165,12 @@ std::string Options::help() const {
   return text;
 }
 
+double cpu_seconds() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
 RunReport::RunReport(const Command& command, const std::vector<std::string>& arguments, bool quiet)
     : command_line_(message("performer ", command.name)),
       quiet_(quiet),
@@ -177,11 +183,9 @@ RunReport::RunReport(const Command& command, const std::vector<std::string>& arg
 }
 
 nlohmann::json RunReport::resources() const {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - start_;
   return {{"wall_s", wall.count()},
-          {"cpu_s", seconds(usage.ru_utime) + seconds(usage.ru_stime)},
+          {"cpu_s", cpu_seconds()},
           {"peak_memory_bytes", peak_memory_bytes()}};
 }
 

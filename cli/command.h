@@ -77,6 +77,9 @@ class Options {
   bool help_wanted_ = false;
 };
 
+/// CPU time that this process has used, over all threads.
+double cpu_seconds();
+
 /// Announces a run on stderr, and accounts for it at the end.
 class RunReport {
  public:

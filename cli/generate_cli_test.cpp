@@ -25,17 +25,6 @@ std::vector<json> lines_of(const std::string& text) {
 
 class GenerateCli : public Cli {
  protected:
-  // A run of one step: what generate does does not depend on what a model has learned.
-  void train_model(const std::vector<std::string>& more = {}) {
-    std::vector<std::string> arguments = train_arguments("run");
-    for (size_t i = 0; i + 1 < arguments.size(); ++i) {
-      if (arguments[i] == "--max-steps") arguments[i + 1] = std::string("1");
-    }
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    const Outcome trained = run(arguments);
-    ASSERT_EQ(trained.status, 0) << trained.err;
-  }
-
   Outcome generate(const std::vector<std::string>& more) const {
     std::vector<std::string> arguments = {"generate",  "--model", path("run"),
                                           "--threads", "1",       "--quiet"};

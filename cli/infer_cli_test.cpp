@@ -22,17 +22,6 @@ using Fields = std::vector<std::string>;
 
 class InferCli : public Cli {
  protected:
-  // A run of one step: what the commands do does not depend on what a model has learned.
-  void train_model(const std::vector<std::string>& more = {}) {
-    std::vector<std::string> arguments = train_arguments("run");
-    for (size_t i = 0; i + 1 < arguments.size(); ++i) {
-      if (arguments[i] == "--max-steps") arguments[i + 1] = std::string("1");
-    }
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    const Outcome trained = run(arguments);
-    ASSERT_EQ(trained.status, 0) << trained.err;
-  }
-
   // Runs a command on the model, with one thread.
   Outcome infer(std::vector<std::string> arguments) const {
     for (const char* word : {"--model", "RUN", "--threads", "1", "--quiet"}) {

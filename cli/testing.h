@@ -138,6 +138,17 @@ class Cli : public testing::Test {
     return run(arguments);
   }
 
+  // A run of one step: what the commands do does not depend on what a model has learned.
+  void train_model(const std::vector<std::string>& more = {}) {
+    std::vector<std::string> arguments = train_arguments("run");
+    for (size_t i = 0; i + 1 < arguments.size(); ++i) {
+      if (arguments[i] == "--max-steps") arguments[i + 1] = std::string("1");
+    }
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const Outcome trained = run(arguments);
+    ASSERT_EQ(trained.status, 0) << trained.err;
+  }
+
   std::filesystem::path folder_;
   rlim_t file_limit_ = 0;  // bytes that no file of the programs started may exceed; 0: no limit
   std::string input_;      // file that is standard input of the programs started

@@ -6,12 +6,11 @@
 #include <torch/torch.h>
 
 #include <cmath>
-#include <functional>
 #include <set>
 #include <string>
 #include <vector>
 
-#include "favor/check.h"
+#include "performer/nn/testing.h"
 
 namespace performer {
 namespace {
@@ -49,19 +48,6 @@ std::vector<ModelConfig> all_configs(bool causal) {
 
 Tensor random_tokens(int64_t B, int64_t L) {
   return torch::randint(0, 11, {B, L}, torch::kLong);
-}
-
-double distance(const Tensor& a, const Tensor& b) {
-  return (a - b).abs().max().item<double>();
-}
-
-std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const favor::Error& error) {
-    return error.what();
-  }
-  return "no favor::Error";
 }
 
 TEST(LanguageModel, MapsTokensToLogitsOfUsefulSize) {

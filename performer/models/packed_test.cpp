@@ -3,12 +3,11 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <functional>
 #include <string>
 #include <vector>
 
-#include "favor/check.h"
 #include "performer/models/models.h"
+#include "performer/nn/testing.h"
 
 namespace performer {
 namespace {
@@ -50,19 +49,6 @@ Tensor offsets() {
 
 Tensor random_row(int64_t L) {
   return torch::randint(0, 11, {1, L}, torch::kLong);
-}
-
-double distance(const Tensor& a, const Tensor& b) {
-  return (a - b).abs().max().item<double>();
-}
-
-std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const favor::Error& error) {
-    return error.what();
-  }
-  return "no favor::Error";
 }
 
 // The loss must tell the places apart, or a wrong order of gradients would not show.

@@ -4,13 +4,12 @@
 #include <torch/torch.h>
 
 #include <cmath>
-#include <functional>
 #include <string>
 #include <vector>
 
-#include "favor/check.h"
 #include "performer/nn/attention.h"
 #include "performer/nn/layers.h"
+#include "performer/nn/testing.h"
 
 namespace performer {
 namespace {
@@ -27,19 +26,6 @@ MultiHeadAttentionOptions options_of(AttentionMethod method, bool causal) {
   options.attention.method = method;
   options.attention.num_features = 32;
   return options;
-}
-
-double distance(const Tensor& a, const Tensor& b) {
-  return (a - b).abs().max().item<double>();
-}
-
-std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const favor::Error& error) {
-    return error.what();
-  }
-  return "no favor::Error";
 }
 
 std::vector<MultiHeadAttentionOptions> all_options(bool causal) {
