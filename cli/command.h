@@ -25,6 +25,7 @@ struct Command {
 
 int run_attention(const Command& command, const std::vector<std::string>& arguments);
 int run_bench(const Command& command, const std::vector<std::string>& arguments);
+int run_compare(const Command& command, const std::vector<std::string>& arguments);
 int run_info(const Command& command, const std::vector<std::string>& arguments);
 int run_data(const Command& command, const std::vector<std::string>& arguments);
 int run_train(const Command& command, const std::vector<std::string>& arguments);

@@ -33,6 +33,8 @@ constexpr Command kCommands[] = {
      performer::cli::run_attention},
     {"bench", "measure how fast this machine trains, encodes or generates",
      "performer bench --mode encode --length 8192 --dtype bfloat16", performer::cli::run_bench},
+    {"compare", "train a grid of methods, tasks and seeds, and put their results side by side",
+     "performer compare methods.json -o runs/methods", performer::cli::run_compare},
     {"report", "put the curves and results of runs on one HTML page",
      "performer report runs/favor runs/exact -o comparison.html", performer::cli::run_report},
     {"embed", "turn sequences of any length into vectors, per sequence and per residue",

@@ -91,6 +91,15 @@ std::string drawn_series(const Series& series, const Axis& x, const Axis& y) {
           : series.dashed ? " stroke-width=\"1.2\" stroke-dasharray=\"5 4\""
                           : " stroke-width=\"2\"") +
          ">" + title + "</path>";
+  for (const Point& p : points) {
+    const std::string stroke = "\" fill=\"none\" stroke=\"" + color + "\" stroke-width=\"1.2\"/>";
+    const auto bar = [&](double x1, double y1, double x2, double y2) {
+      svg += "<path d=\"M" + number("%.1f", x1) + " " + number("%.1f", y1) + "L" +
+             number("%.1f", x2) + " " + number("%.1f", y2) + stroke;
+    };
+    if (p.x_error > 0) bar(x.at(p.x - p.x_error), y.at(p.y), x.at(p.x + p.x_error), y.at(p.y));
+    if (p.y_error > 0) bar(x.at(p.x), y.at(p.y - p.y_error), x.at(p.x), y.at(p.y + p.y_error));
+  }
   // A few points are seen as such; a line through one alone would be invisible.
   if (!series.faint && !series.dashed && points.size() <= 40) {
     for (const Point& p : points) {
@@ -140,10 +149,10 @@ std::string to_svg(const Chart& chart) {
   double x_low = kInfinity, x_high = -kInfinity, y_low = kInfinity, y_high = -kInfinity;
   for (const Series& series : chart.series) {
     for (const Point& p : drawn_points(series.points)) {
-      x_low = std::min(x_low, p.x);
-      x_high = std::max(x_high, p.x);
-      y_low = std::min(y_low, p.y);
-      y_high = std::max(y_high, p.y);
+      x_low = std::min(x_low, p.x - p.x_error);
+      x_high = std::max(x_high, p.x + p.x_error);
+      y_low = std::min(y_low, p.y - p.y_error);
+      y_high = std::max(y_high, p.y + p.y_error);
     }
   }
   if (x_low > x_high) x_low = y_low = 0, x_high = y_high = 1;
@@ -174,6 +183,46 @@ std::string to_svg(const Chart& chart) {
     for (const Series& series : chart.series) {
       if (series.faint == faint) svg += drawn_series(series, x, y);
     }
+  }
+  return svg + "</svg>\n";
+}
+
+std::string chart_style() {
+  return "svg { font: 12px system-ui, sans-serif; fill: #444; }\n"
+         "svg .title { font-size: 14px; font-weight: 600; fill: #1c1c1c; }\n"
+         "svg .grid { stroke: #e4e4e4; } svg .axis { stroke: #888; }\n";
+}
+
+std::string svg_document(const std::string& title, const std::vector<std::string>& names,
+                         const std::vector<Chart>& charts, int columns) {
+  constexpr double kGap = 16, kLine = 22;
+  const int rows = (int(charts.size()) + columns - 1) / columns;
+  const double width = columns * (kWidth + kGap) + kGap;
+  // A name takes some seven units a letter; what does not fit goes to the next line.
+  std::string key;
+  double x = kGap, y = 2 * kLine + kGap;
+  for (size_t i = 0; i < names.size(); ++i) {
+    const double taken = 46 + 7.0 * double(names[i].size());
+    if (x > kGap && x + taken > width) x = kGap, y += kLine;
+    key += "<rect x=\"" + number("%.0f", x) + "\" y=\"" + number("%.0f", y - 7) +
+           "\" width=\"22\" height=\"3\" fill=\"" + series_color(i) + "\"/>" +
+           text_at(x + 28, y, "start", names[i]) + "\n";
+    x += taken;
+  }
+  const double top = y + kGap;
+  const double height = top + rows * (kHeight + kGap);
+  std::string svg = "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " +
+                    number("%.0f", width) + " " + number("%.0f", height) + "\" width=\"" +
+                    number("%.0f", width) + "\" height=\"" + number("%.0f", height) +
+                    "\">\n<style>\n" + chart_style() + "</style>\n" +
+                    "<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n" +
+                    text_at(kGap, kLine + 4, "start", title, " class=\"title\"") + "\n" + key;
+  for (size_t i = 0; i < charts.size(); ++i) {
+    const double left = kGap + double(i % size_t(columns)) * (kWidth + kGap);
+    const double upper = top + double(i / size_t(columns)) * (kHeight + kGap);
+    svg += "<svg x=\"" + number("%.0f", left) + "\" y=\"" + number("%.0f", upper) + "\" width=\"" +
+           number("%.0f", kWidth) + "\" height=\"" + number("%.0f", kHeight) + "\">\n" +
+           to_svg(charts[i]) + "</svg>\n";
   }
   return svg + "</svg>\n";
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Line charts as SVG, and the escaping that text in HTML and SVG needs.
+// Line charts as SVG, alone or several in a file, and the escaping that text in HTML and SVG needs.
 #ifndef PERFORMER_REPORT_CHART_H_
 #define PERFORMER_REPORT_CHART_H_
 
@@ -12,6 +12,8 @@ namespace performer {
 struct Point {
   double x = 0;
   double y = 0;
+  double x_error = 0;  ///< half the length of its error bar; 0: none
+  double y_error = 0;
 };
 
 /// One line of a chart.
@@ -44,6 +46,14 @@ std::vector<double> axis_marks(double low, double high, int most);
 /// One `<svg>` element. Lines of more than 600 points are drawn through the means of 600 equal
 /// groups.
 std::string to_svg(const Chart& chart);
+
+/// The rules that charts expect of the style sheet around them.
+std::string chart_style();
+
+/// An SVG file that stands alone: a title, the names in the colours of their series, and the charts
+/// in rows of `columns`.
+std::string svg_document(const std::string& title, const std::vector<std::string>& names,
+                         const std::vector<Chart>& charts, int columns);
 
 /// With &, <, >, " and ' replaced, so that it stands for itself in HTML and in attributes.
 std::string escape_html(std::string_view text);

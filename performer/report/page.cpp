@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using Lines = std::vector<json>;
 
-// Colours and sizes of the page; the charts take theirs from it.
+// Colours and sizes of the page; chart_style follows.
 constexpr const char* kStyle = R"(
 body { font: 15px/1.5 system-ui, sans-serif; color: #1c1c1c; background: #fff; margin: 0 auto;
        max-width: 1200px; padding: 16px 24px 48px; }
@@ -36,9 +36,7 @@ th { font-weight: 600; vertical-align: bottom; } th:first-child, td:first-child 
 .wide { overflow-x: auto; } .note { color: #666; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr));
           gap: 16px; }
-svg { width: 100%; height: auto; font: 12px system-ui, sans-serif; fill: #444; }
-svg .title { font-size: 14px; font-weight: 600; fill: #1c1c1c; }
-svg .grid { stroke: #e4e4e4; } svg .axis { stroke: #888; }
+svg { width: 100%; height: auto; }
 .key { display: inline-block; margin-right: 18px; }
 .key i { display: inline-block; width: 22px; height: 0; border-top: 3px solid; margin-right: 6px;
          vertical-align: middle; }
@@ -184,16 +182,6 @@ Chart loss_chart(const std::vector<RunRecord>& runs, bool over_time) {
               {}};
   for (size_t i = 0; i < runs.size(); ++i) {
     const RunRecord& run = runs[i];
-    const std::vector<Point> elapsed = RunRecord::points(run.training, "step", "elapsed_s");
-    // Evaluations carry a step only; the time is that of the training line before them.
-    const auto minutes_at = [&](double step) {
-      double seconds = 0;
-      for (const Point& p : elapsed) {
-        if (p.x > step) break;
-        seconds = p.y;
-      }
-      return seconds / 60;
-    };
     std::vector<Point> training = RunRecord::points(run.training, "step", "loss");
     if (over_time) {
       training = RunRecord::points(run.training, "elapsed_s", "loss");
@@ -206,8 +194,8 @@ Chart loss_chart(const std::vector<RunRecord>& runs, bool over_time) {
       if (points.size() < 2 && split == "test") continue;  // a single number: in the table
       std::vector<Point> baseline = RunRecord::points(lines, "step", "baseline_loss");
       if (over_time) {
-        for (Point& p : points) p.x = minutes_at(p.x);
-        for (Point& p : baseline) p.x = minutes_at(p.x);
+        for (Point& p : points) p.x = run.seconds_at(p.x) / 60;
+        for (Point& p : baseline) p.x = run.seconds_at(p.x) / 60;
       }
       chart.series.push_back({run.name + ", " + split, i, false, false, points});
       chart.series.push_back(
@@ -353,8 +341,8 @@ std::string report_page(const std::vector<RunRecord>& runs, const std::string& f
   std::string html =
       "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>" +
-      escape_html(title) + "</title>\n<style>" + kStyle + "</style>\n</head>\n<body>\n<h1>" +
-      escape_html(title) + "</h1>\n";
+      escape_html(title) + "</title>\n<style>" + kStyle + chart_style() +
+      "</style>\n</head>\n<body>\n<h1>" + escape_html(title) + "</h1>\n";
   html += key_of_colors(runs);
   for (const RunRecord& run : runs) {
     if (run.damaged_lines == 0) continue;

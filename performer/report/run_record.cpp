@@ -85,6 +85,15 @@ std::vector<json> RunRecord::evaluations_of(const std::string& split) const {
   return chosen;
 }
 
+double RunRecord::seconds_at(double step) const {
+  double seconds = 0;
+  for (const Point& p : points(training, "step", "elapsed_s")) {
+    if (p.x > step) break;
+    seconds = p.y;
+  }
+  return seconds;
+}
+
 std::vector<std::string> RunRecord::splits() const {
   std::vector<std::string> names;
   for (const json& line : evaluations) {
