@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "favor/hybrid_plan.h"
 #include "favor/isa.h"
@@ -15,6 +16,7 @@
 #include "favor/plan.h"
 #include "favor/plan_checks.h"
 #include "favor/reference.h"
+#include "favor/slice_plan.h"
 #include "favor/widened.h"
 
 namespace favor {
@@ -213,6 +215,66 @@ void causal_backward(const AttentionParams<Compute<T>>& params, View4<const T> q
   }
 }
 
+StateGradient::StateGradient(int64_t batch, int64_t heads, int64_t features, int64_t value_dim)
+    : B(batch), H(heads), M(features), E(value_dim) {
+  DecodeState zeros(B, H, M, E);  // checks the sizes
+  c = std::move(zeros.c);
+  S = std::move(zeros.S);
+  z = std::move(zeros.z);
+}
+
+template <class T>
+void causal_slice_backward(const AttentionParams<Compute<T>>& params, View4<const T> q,
+                           View4<const T> k, View4<const T> v, View4<const T> out,
+                           View4<const T> dout, const Saved<Compute<T>>& saved,
+                           const DecodeState* initial, const StateGradient* dfinal, View4<T> dq,
+                           View4<T> dk, View4<T> dv, StateGradient* dinitial) {
+  const char* op = "causal_slice_backward";
+  const Plan<Compute<T>> plan = make_plan(op, params, q, k, v);
+  check_causal(op, plan);
+  check_backward(op, plan, out, dout, saved, dq, dk, dv);
+  FAVOR_CHECK(saved.chunk_starts != nullptr || plan.B * plan.H * plan.L == 0, op,
+              ": saved.chunk_starts is null, expected what the forward pass saved");
+  FAVOR_CHECK(plan.L == plan.S && plan.num_segments() == 1 && plan.window == 0, op, ": L, S are ",
+              plan.L, ", ", plan.S, ", with ", plan.num_segments(), " segments and window ",
+              plan.window, ", expected L = S, 1 and 0 (states lie between slices of one stream)");
+  if (initial != nullptr) check_state(op, "initial", plan, *initial);
+  FAVOR_CHECK(initial != nullptr || dinitial == nullptr, op,
+              ": initial is null, expected a state where its gradient is asked for");
+  if (dfinal != nullptr) {
+    const auto rows = static_cast<size_t>(plan.B * plan.G * plan.M);
+    const size_t elements = rows * static_cast<size_t>(plan.E);
+    FAVOR_CHECK(dfinal->c.size() == rows && dfinal->z.size() == rows &&
+                    dfinal->S.size() == elements && dfinal->M == plan.M && dfinal->H == plan.G,
+                op, ": dfinal has ", dfinal->c.size(), ", ", dfinal->S.size(), ", ",
+                dfinal->z.size(), " elements in c, S, z, expected ", rows, ", ", elements, ", ",
+                rows);
+  }
+  DecodeState flushed;
+  if (initial != nullptr && initial->num_hot > 0) {
+    flushed = *initial;
+    flush(flushed);
+    initial = &flushed;
+  }
+  // Apart from *dinitial, which may be the same object as *dfinal.
+  StateGradient result;
+  if (dinitial != nullptr) {
+    result = StateGradient(plan.B, plan.G, plan.M, plan.E);
+    result.c = initial->c;
+  }
+  StateGradient* const wanted = dinitial == nullptr ? nullptr : &result;
+  if constexpr (std::is_same_v<Compute<T>, float>) {
+    if (plan.L == 0 && wanted != nullptr && dfinal != nullptr) {
+      result = *dfinal;  // without tokens both states are the same
+    }
+    causal_slice_backward_kernel(plan, out, dout, saved, {initial, dfinal, wanted}, dq, dk, dv);
+  } else {
+    reference::causal_slice_backward(params, q, k, v, out, dout, initial, dfinal, dq, dk, dv,
+                                     wanted);
+  }
+  if (dinitial != nullptr) *dinitial = std::move(result);
+}
+
 void decode_step(const AttentionParams<float>& params, View4<const float> q, View4<const float> k,
                  View4<const float> v, DecodeState& state, View4<float> out) {
   decode_step_on(params, q, k, v, state, out);
@@ -257,7 +319,11 @@ void answer_from_state(const AttentionParams<float>& params, View4<const float> 
                                   const DecodeState*, DecodeState*);                               \
   template void causal_backward<T>(const AttentionParams<Compute<T>>&, View4<const T>,             \
                                    View4<const T>, View4<const T>, View4<const T>, View4<const T>, \
-                                   const Saved<Compute<T>>&, View4<T>, View4<T>, View4<T>);
+                                   const Saved<Compute<T>>&, View4<T>, View4<T>, View4<T>);        \
+  template void causal_slice_backward<T>(                                                          \
+      const AttentionParams<Compute<T>>&, View4<const T>, View4<const T>, View4<const T>,          \
+      View4<const T>, View4<const T>, const Saved<Compute<T>>&, const DecodeState*,                \
+      const StateGradient*, View4<T>, View4<T>, View4<T>, StateGradient*);
 FAVOR_INSTANTIATE(float)
 FAVOR_INSTANTIATE(bfloat16)
 FAVOR_INSTANTIATE(float16)

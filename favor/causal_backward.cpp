@@ -3,7 +3,8 @@
 // tokens, each starting from a state that the forward pass kept. Within a stretch a forward walk
 // rebuilds the state before every chunk and emits dq; the features it computes on the way are held
 // for a reverse walk, which carries the sums over later queries and emits dk and dv. Nothing is
-// ever rebuilt by subtraction.
+// ever rebuilt by subtraction. A slice of a stream starts from its first state, and the sums from
+// what later slices want of its last one.
 
 // clang-format off
 #undef HWY_TARGET_INCLUDE
@@ -14,6 +15,7 @@
 #include "favor/backward_call-inl.h"
 #include "favor/reverse_walk-inl.h"
 #include "favor/state-inl.h"
+#include "favor/stream-inl.h"
 // clang-format on
 
 #include <algorithm>
@@ -21,6 +23,7 @@
 #include <vector>
 
 #include "favor/parallel.h"
+#include "favor/slice_plan.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace favor {
@@ -36,14 +39,15 @@ class CausalBackward {
   static constexpr int64_t kRound = kGradientRound;
 
   CausalBackward(const Plan<float>& plan, const Slab& slab, const Item& item, const InputRows& out,
-                 const InputRows& dout, const Saved<float>& saved, const OutputRows& dq,
-                 const OutputRows& dk, const OutputRows& dv)
+                 const InputRows& dout, const Saved<float>& saved, const SliceBorders& borders,
+                 const OutputRows& dq, const OutputRows& dk, const OutputRows& dv)
       : slab_(slab),
         head_(slab.head),
         item_(item),
+        borders_(borders),
         call_{plan, slab.head, item, out, dout, dq, dk, dv},
         held_(static_cast<size_t>(std::max<int64_t>(2 * kHeldChunks / (1 + plan.group()), 1))) {
-    const int64_t row = item.b * plan.G + item.g;
+    const int64_t row = item_row();
     for (HeldChunk& held : held_) {
       held.queries.resize(static_cast<size_t>(plan.group()));
     }
@@ -82,6 +86,9 @@ class CausalBackward {
     }
     const int64_t begin = round_begin(round);
     walk_stretch(find_chunks(begin, std::min(begin + kRound, item_.segment.num_queries())));
+    if (begin == 0 && borders_.dinitial != nullptr && has_initial_) {
+      reverse_.leave(head_, item_row(), slab_.first, *borders_.dinitial);
+    }
   }
 
   /// Gradients of up to kMergedRows tokens of a round, `first` being the first, after all slabs
@@ -119,12 +126,17 @@ class CausalBackward {
   }
 
  private:
+  /// Of states and what is kept of them.
+  int64_t item_row() const { return item_.b * call_.plan.G + item_.g; }
   int64_t round_begin(int64_t round) const { return (num_rounds() - 1 - round) * kRound; }
 
   void start() {
     // Columns beyond a chunk are read by whole vectors, so they must be finite.
     std::fill_n(values_transposed_.data, panel_floats(head_.E, kCausalChunk), 0.0f);
     reverse_.start(head_);
+    if (borders_.dfinal != nullptr) {
+      reverse_.take_up(head_, item_row(), slab_.first, *borders_.dfinal, loaded_);
+    }
   }
 
   void place(ScratchLayout& layout) {
@@ -147,6 +159,8 @@ class CausalBackward {
   void load_state(int64_t t) {
     if (t == 0 || states_ == nullptr) {
       loaded_.clear(head_);
+      has_initial_ = borders_.initial != nullptr &&
+                     load_stream(head_, *borders_.initial, item_row(), slab_.first, loaded_);
     } else {
       import_state(head_,
                    states_ + saved_state_slot(item_.segment, t) * call_.plan.M * (head_.E + 2),
@@ -303,14 +317,16 @@ class CausalBackward {
   const Slab& slab_;
   const HeadPlan& head_;
   const Item& item_;
+  const SliceBorders& borders_;
   BackwardCall call_;
   std::vector<HeldChunk> held_;
   const float* normalizer_;
   const uint8_t* chunk_starts_;
   const float* states_ = nullptr;
 
-  KeyState loaded_;    ///< a kept state as it was stored
-  WalkedState state_;  ///< before the next chunk of the forward walk
+  bool has_initial_ = false;  ///< whether the state before the first token holds a key
+  KeyState loaded_;           ///< a kept state as it was stored
+  WalkedState state_;         ///< before the next chunk of the forward walk
   ReverseWalk reverse_;
   Panels values_transposed_;  ///< [E, C]
   float* z_added_;            ///< [M] padded
@@ -320,18 +336,18 @@ class CausalBackward {
 };
 
 void run_causal_backward(const Plan<float>& plan, const InputRows& out, const InputRows& dout,
-                         const Saved<float>& saved, const OutputRows& dq, const OutputRows& dk,
-                         const OutputRows& dv) {
+                         const Saved<float>& saved, const SliceBorders& borders,
+                         const OutputRows& dq, const OutputRows& dk, const OutputRows& dv) {
   const HeadPlans heads(plan);
   const int64_t slabs = num_slabs(plan, heads.common());
   if (slabs > 1) {
-    run_in_slabs<CausalBackward>(plan, heads, slabs, out, dout, saved, dq, dk, dv);
+    run_in_slabs<CausalBackward>(plan, heads, slabs, out, dout, saved, borders, dq, dk, dv);
     return;
   }
   parallel_for(plan.num_items(), [&](int64_t index) {
     const Item item(plan, index);
     const Slab whole(heads[item.g]);
-    CausalBackward(plan, whole, item, out, dout, saved, dq, dk, dv).run();
+    CausalBackward(plan, whole, item, out, dout, saved, borders, dq, dk, dv).run();
   });
 }
 
@@ -348,7 +364,13 @@ HWY_EXPORT(run_causal_backward);
 void causal_backward_kernel(const Plan<float>& plan, InputRows out, InputRows dout,
                             const Saved<float>& saved, OutputRows dq, OutputRows dk,
                             OutputRows dv) {
-  HWY_DYNAMIC_DISPATCH(run_causal_backward)(plan, out, dout, saved, dq, dk, dv);
+  causal_slice_backward_kernel(plan, out, dout, saved, SliceBorders(), dq, dk, dv);
+}
+
+void causal_slice_backward_kernel(const Plan<float>& plan, InputRows out, InputRows dout,
+                                  const Saved<float>& saved, const SliceBorders& borders,
+                                  OutputRows dq, OutputRows dk, OutputRows dv) {
+  HWY_DYNAMIC_DISPATCH(run_causal_backward)(plan, out, dout, saved, borders, dq, dk, dv);
 }
 
 }  // namespace favor

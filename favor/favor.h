@@ -23,6 +23,7 @@
 #include "favor/parallel.h"
 #include "favor/projection.h"
 #include "favor/random.h"
+#include "favor/slices.h"
 #include "favor/snapshot.h"
 #include "favor/state.h"
 #include "favor/tensor_view.h"

@@ -19,6 +19,7 @@
 #include "favor/reference_hybrid.h"
 #include "favor/reference_pieces.h"
 #include "favor/reference_state.h"
+#include "favor/slices.h"
 
 namespace favor::reference {
 
@@ -161,19 +162,23 @@ void causal_forward(const AttentionParams<T>& params, View4<const T> q, View4<co
   if (final_state != nullptr) *final_state = std::move(result);
 }
 
-template <class T>
-void causal_backward(const AttentionParams<T>& params, View4<const T> q, View4<const T> k,
-                     View4<const T> v, View4<const T> out, View4<const T> dout,
-                     const Saved<T>& /*saved*/, View4<T> dq, View4<T> dk, View4<T> dv) {
-  if (params.window > 0) return hybrid_backward(params, true, q, k, v, out, dout, dq, dk, dv);
-  const int64_t S = k.sizes[2], E = v.sizes[3];
+/// Gradients between two states; null pointers leave them out.
+template <class T, class State = DecodeState, class Gradient = StateGradient>
+void causal_slice_backward(const AttentionParams<T>& params, View4<const T> q, View4<const T> k,
+                           View4<const T> v, View4<const T> out, View4<const T> dout,
+                           const State* initial, const Gradient* dfinal, View4<T> dq, View4<T> dk,
+                           View4<T> dv, Gradient* dinitial) {
+  const int64_t G = k.sizes[1], S = k.sizes[2], E = v.sizes[3];
   set_zero(dq);
   set_zero(dk);
   set_zero(dv);
   for_each_piece(params, q, k, [&](const Piece<T>& p) {
     const int64_t M = p.map.M, steps = p.num_queries(), heads = p.last_head - p.first_head;
+    const int64_t index = p.b * G + p.g;
     HeadState<T> state(p.map, E);
     state.renormalize = params.renormalize;
+    if (initial != nullptr) load(*initial, index, state);
+    const bool continues = !state.empty();
     RowGradients<T> row(M, E);
     std::vector<T> c(steps * M);                // the stabilisers after each token
     std::vector<T> normalizers(steps * heads);  // of each token's rows
@@ -205,6 +210,7 @@ void causal_backward(const AttentionParams<T>& params, View4<const T> q, View4<c
     // Second sweep: the gradients of all later rows, held at the stabilisers of the token at hand.
     // These only fall on the way back, so no factor exceeds 1.
     HeadState<T> sums(p.map, E);
+    if (dfinal != nullptr) take_up(*dfinal, index, state, sums);
     for (int64_t t = steps - 1; t >= 0; --t) {
       const int64_t i = p.q0 + t, j = p.k0 + t;
       const T* c_t = c.data() + t * M;
@@ -223,7 +229,18 @@ void causal_backward(const AttentionParams<T>& params, View4<const T> q, View4<c
         write_key_gradient(params, p, k, v, j, sums, c_t, row, dk, dv);
       }
     }
+    if (dinitial == nullptr || !continues) return;
+    leave(sums, steps > 0 ? c.data() : state.c.data(), index, *dinitial);
   });
+}
+
+template <class T>
+void causal_backward(const AttentionParams<T>& params, View4<const T> q, View4<const T> k,
+                     View4<const T> v, View4<const T> out, View4<const T> dout,
+                     const Saved<T>& /*saved*/, View4<T> dq, View4<T> dk, View4<T> dv) {
+  if (params.window > 0) return hybrid_backward(params, true, q, k, v, out, dout, dq, dk, dv);
+  causal_slice_backward<T, DecodeState, StateGradient>(params, q, k, v, out, dout, nullptr, nullptr,
+                                                       dq, dk, dv, nullptr);
 }
 
 template <class T, class State = DecodeState>

@@ -178,6 +178,33 @@ void store(const HeadState<T>& from, int64_t index, State& to) {
   }
 }
 
+/// Sets the sums over later rows to head `index` of a gradient of `state`, brought to its
+/// stabilisers.
+template <class T, class Gradient>
+void take_up(const Gradient& from, int64_t index, const HeadState<T>& state, HeadState<T>& sums) {
+  if (state.empty()) return;
+  const int64_t M = sums.M, ME = sums.M * sums.E;
+  std::copy_n(from.S.begin() + index * ME, ME, sums.S.begin());
+  std::copy_n(from.z.begin() + index * M, M, sums.z.begin());
+  for (int64_t f = 0; f < M; ++f) {
+    sums.rescale(f, std::exp(state.c[f] - static_cast<T>(from.c[index * M + f])));
+  }
+}
+
+/// Writes sums held at stabilisers c as head `index` of a gradient, whose own stabilisers stand in
+/// it.
+template <class T, class Gradient>
+void leave(HeadState<T>& sums, const T* c, int64_t index, Gradient& to) {
+  using U = typename decltype(to.c)::value_type;
+  const auto convert = [](T x) { return static_cast<U>(x); };
+  const int64_t M = sums.M, ME = sums.M * sums.E;
+  for (int64_t f = 0; f < M; ++f) {
+    sums.rescale(f, std::exp(static_cast<T>(to.c[index * M + f]) - c[f]));
+  }
+  std::transform(sums.S.begin(), sums.S.end(), to.S.begin() + index * ME, convert);
+  std::transform(sums.z.begin(), sums.z.end(), to.z.begin() + index * M, convert);
+}
+
 }  // namespace favor::reference
 
 #endif  // FAVOR_REFERENCE_STATE_H_

@@ -12,9 +12,12 @@
 // clang-format on
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <numbers>
 
 #include "favor/backward_call-inl.h"
+#include "favor/slices.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace favor {
@@ -37,6 +40,33 @@ class ReverseWalk {
     std::fill_n(sums_.S.data, panel_floats(head.E, head.M), 0.0f);
     std::fill_n(sums_.z, features, 0.0f);
     std::fill_n(sums_.c, features, -kNoKey);
+  }
+
+  /// After start: adds what is wanted of the state after the last chunk, row `row` of a gradient,
+  /// its features from `first` on. `buffer` is overwritten.
+  void take_up(const HeadPlan& head, int64_t row, int64_t first, const StateGradient& from,
+               const KeyState& buffer) const {
+    const auto at = static_cast<size_t>(row * from.M + first);
+    pack_rows(from.S.data() + at * head.E, head.E, head.M, head.E, 1.0f, nullptr, buffer.S);
+    transpose(buffer.S, head.M, head.E, sums_.S);
+    std::copy_n(from.z.data() + at, head.M, sums_.z);
+    for (int64_t f = 0; f < head.M; ++f) {
+      sums_.c[f] = from.c[at + f] * std::numbers::log2e_v<float>;
+    }
+  }
+
+  /// After the walk over the first chunk: the gradient of the state before it, at the stabilisers
+  /// that `to` has.
+  void leave(const HeadPlan& head, int64_t row, int64_t first, StateGradient& to) const {
+    const auto at = static_cast<size_t>(row * to.M + first);
+    for (int64_t f = 0; f < head.M; ++f) {
+      const float factor = std::exp2(to.c[at + f] * std::numbers::log2e_v<float> - sums_.c[f]);
+      to.z[at + f] = sums_.z[f] * factor;
+      for (int64_t e = 0; e < head.E; ++e) {
+        const float* panel = sums_.S.at(e, f / panel_width());
+        to.S[(at + f) * head.E + e] = panel[f % panel_width()] * factor;
+      }
+    }
   }
 
   /// One chunk: dk and dv, and the sums over its queries. `earlier` is where the chunk before

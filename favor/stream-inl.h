@@ -39,10 +39,10 @@ inline void make_final_state(const Plan<float>& plan, const DecodeState* from, D
 }
 
 /// Takes up the features from `first` on of row `row` (batch item and key head) of a decoding
-/// state, whose stabilisers are natural logarithms, the kernel's in base 2. Returns false, with
-/// nothing done, if the row has seen no key.
+/// state, whose stabilisers are natural logarithms, the kernel's in base 2; not the rests. Returns
+/// false, with nothing done, if the row has seen no key.
 inline HWY_NOINLINE bool load_stream(const HeadPlan& head, const DecodeState& from, int64_t row,
-                                     int64_t first, const KeyState& state, const LongSums& rests) {
+                                     int64_t first, const KeyState& state) {
   const float* z = from.z.data() + row * from.M;
   const float* S = from.S.data() + row * from.M * head.E;
   const auto all_zero = [](const float* x, int64_t n) {
@@ -54,15 +54,25 @@ inline HWY_NOINLINE bool load_stream(const HeadPlan& head, const DecodeState& fr
   const int64_t at = row * from.M + first;
   pack_rows(S + first * head.E, head.E, head.M, head.E, 1.0f, nullptr, state.S);
   std::copy_n(z + first, head.M, state.z);
-  if (!from.S_rest.empty()) {
-    const float* S_rest = from.S_rest.data() + at * head.E;
-    pack_rows(S_rest, head.E, head.M, head.E, 1.0f, nullptr, rests.S_rest);
-    std::copy_n(from.z_rest.data() + at, head.M, rests.z_rest);
-  }
   for (int64_t f = 0; f < head.M; ++f) {
     const bool empty = head.log_linear && z[first + f] == 0.0f;
     state.c[f] =
         empty ? kNoKey : from.c[static_cast<size_t>(at + f)] * std::numbers::log2e_v<float>;
+  }
+  return true;
+}
+
+/// The same with the rests.
+inline HWY_NOINLINE bool load_stream(const HeadPlan& head, const DecodeState& from, int64_t row,
+                                     int64_t first, const KeyState& state, const LongSums& rests) {
+  if (!load_stream(head, from, row, first, state)) {
+    return false;
+  }
+  if (!from.S_rest.empty()) {
+    const int64_t at = row * from.M + first;
+    const float* S_rest = from.S_rest.data() + at * head.E;
+    pack_rows(S_rest, head.E, head.M, head.E, 1.0f, nullptr, rests.S_rest);
+    std::copy_n(from.z_rest.data() + at, head.M, rests.z_rest);
   }
   return true;
 }
