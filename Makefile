@@ -2,7 +2,7 @@
 # The commands of the project; scripts/ and CMakePresets.json do the work.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-random fuzz bench bench-accuracy bench-peers bench-train format lint clean
+.PHONY: help demo test test-random fuzz bench bench-accuracy bench-memory bench-peers bench-train format lint clean
 
 # An interpreter with torch 2.11 or newer to use instead of installing torch into .venv.
 PERFORMER_PYTHON ?=
@@ -37,6 +37,10 @@ bench-peers:  ## measure public packages beside the kernels (an hour; ARGS=--qui
 
 bench-train:  ## measure training, encoding, generating beside performer-pytorch (ARGS=--quick)
 	@scripts/bench_train $(ARGS)
+
+bench-memory:  ## memory and time of training steps against depth and length; build/memory.jsonl
+	@scripts/setup
+	@scripts/bench_memory $(ARGS)
 
 bench-accuracy:  ## error of every map and matrix against exact attention; build/accuracy.jsonl
 	@scripts/setup --no-torch

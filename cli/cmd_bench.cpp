@@ -56,8 +56,10 @@ int run_bench(const Command& command, const std::vector<std::string>& arguments)
   std::string attention = "favor";
   std::string dtype = "float32";
   int64_t threads = 0;
+  std::string activation = "auto";
   double min_time = 5;
   bool stepwise = false;
+  bool single = false;
   Options options(command);
   options.add("--mode", mode, "train, encode or generate");
   options.add("--length", work.length,
@@ -72,8 +74,17 @@ int run_bench(const Command& command, const std::vector<std::string>& arguments)
   options.add("--num-heads", work.model.num_heads, "attention heads");
   options.add("--ff-dim", work.model.ff_dim, "hidden width of the feed-forward block");
   options.add("--num-features", work.model.attention.num_features, "random features");
+  options.add("--reversible", work.model.reversible, "reversible layers");
+  options.add("--activation", activation,
+              "what training keeps of a block: auto, store, checkpoint or reverse");
+  options.add("--ff-chunk", work.memory.ff_chunk, "tokens in the feed-forward at a time; 0: all");
+  options.add("--loss-chunk", work.memory.loss_chunk,
+              "tokens whose logits are held at a time; 0: all");
+  options.add("--slice-tokens", work.memory.slice_tokens,
+              "tokens of a row that go through all layers at a time; 0: all");
   options.add("-t,--threads", threads, "0: all cores");
   options.add("--min-time", min_time, "seconds to repeat for, at least 3 times");
+  options.add("--single", single, "once, without a first run to allocate memory");
   options.add("--stepwise", stepwise,
               "run once per line of standard input, until it ends: for measuring in turn with "
               "another program");
@@ -84,6 +95,8 @@ int run_bench(const Command& command, const std::vector<std::string>& arguments)
   try {
     work.kind = work_kind_from_string(mode);
     work.model.attention.method = attention_method_from_string(attention);
+    work.memory.activation = activation_policy_from_string(activation);
+    FAVOR_CHECK(!single || !stepwise, "--single is given, expected none with --stepwise");
     FAVOR_CHECK(dtype == "float32" || dtype == "bfloat16", "--dtype is '", dtype,
                 "', expected float32 or bfloat16");
     FAVOR_CHECK(threads >= 0 && threads <= 1024, "--threads is ", threads,
@@ -99,7 +112,7 @@ int run_bench(const Command& command, const std::vector<std::string>& arguments)
   if (threads > 0) at::set_num_threads(static_cast<int>(threads));
   const int64_t idle_bytes = resident_bytes();
   Workload workload(work);
-  workload.run();  // allocates and starts threads
+  if (!single) workload.run();  // allocates and starts threads
   std::vector<double> wall, cpu;
   const auto repeat = [&] {
     const Timing timing = timed(workload);
@@ -113,6 +126,8 @@ int run_bench(const Command& command, const std::vector<std::string>& arguments)
       print_line({{"wall_s", wall.back()}, {"cpu_s", cpu.back()}});
     }
     FAVOR_CHECK(!wall.empty(), "bench: standard input is empty, expected a line per repeat");
+  } else if (single) {
+    repeat();
   } else {
     const auto start = std::chrono::steady_clock::now();
     while (wall.size() < 3 ||
@@ -128,6 +143,7 @@ int run_bench(const Command& command, const std::vector<std::string>& arguments)
               {"threads", at::get_num_threads()},
               {"L", work.length},
               {"batch", work.batch},
+              {"num_layers", work.model.num_layers},
               {"tokens_per_s", double(workload.tokens()) / median(wall)},
               {"tokens_per_cpu_s", double(workload.tokens()) / median(cpu)},
               {"peak_bytes", std::max<int64_t>(0, peak_memory_bytes() - idle_bytes)},

@@ -61,6 +61,7 @@ struct ModelConfig {
   bool tie_embeddings = false;  ///< output layer shares the embedding's weight
   bool attention_bias = false;
   double dropout = 0.1;
+  bool reversible = false;  ///< two streams: y1 = x1 + attention(x2), y2 = x2 + feed_forward(y1)
   AttentionOptions attention;
 
   int64_t head_dim() const { return dim / num_heads; }

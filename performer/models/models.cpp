@@ -10,6 +10,7 @@
 
 #include "favor/check.h"
 #include "performer/nn/layers.h"
+#include "performer/nn/stack.h"
 
 namespace performer {
 
@@ -18,7 +19,7 @@ using torch::Tensor;
 struct LanguageModelImpl::Parts {
   ModelConfig config;
   Embedding embed{nullptr};
-  std::vector<Block> layers;
+  BlockStack stack;
   torch::nn::LayerNorm norm{nullptr};
   torch::nn::Linear output{nullptr};  // empty when the embedding is shared
   uint32_t redraw_index = 0;
@@ -35,12 +36,29 @@ struct LanguageModelImpl::Parts {
     return rotary_table(at, config.head_dim()).to(norm->weight.dtype()).unsqueeze(2).unsqueeze(2);
   }
 
+  // After the embedding.
+  Tensor drop(const Tensor& x, bool training) const {
+    return training && config.dropout > 0 ? torch::dropout(x, config.dropout, /*train=*/true) : x;
+  }
+
   Tensor logits(const Tensor& hidden) {
     if (!output.is_empty()) return output->forward(hidden);
     // Rows of the table have norm sqrt(dim), and so have hidden rows: unscaled, the first logits
     // would spread by sqrt(dim) instead of 1.
     return torch::linear(hidden * (1.0 / std::sqrt(static_cast<double>(config.dim))),
                          embed->weight());
+  }
+
+  // Calls visit(i, block, what its attention reads) for the first `count` blocks.
+  template <class Visit>
+  void visit_blocks(const Tensor& tokens, const Tensor& rotary, int64_t count, const Visit& visit) {
+    Residual x = stack.open(embed->forward(tokens));
+    for (int64_t i = 0; i < count; ++i) {
+      Block block = stack.blocks()[static_cast<size_t>(i)];
+      visit(i, block, x.attended());
+      if (i + 1 == count) return;
+      x = stack.advance(i, x, [&](const Tensor& in) { return block->attend(in, {}, rotary); });
+    }
   }
 
   void check_stream(const Tensor& tokens, const DecoderState& state) const {
@@ -50,8 +68,8 @@ struct LanguageModelImpl::Parts {
     if (state.position == 0) return;
     const bool is_favor = config.attention.method == AttentionMethod::kFavor;
     const size_t count = is_favor ? state.layers.size() : state.keys.size();
-    FAVOR_CHECK(count == layers.size(), "decode: state holds ", count, " ",
-                to_string(config.attention.method), " layers, expected ", layers.size());
+    FAVOR_CHECK(static_cast<int64_t>(count) == stack.size(), "decode: state holds ", count, " ",
+                to_string(config.attention.method), " layers, expected ", stack.size());
     const int64_t streams = is_favor ? state.layers[0].B : state.keys[0].size(0);
     FAVOR_CHECK(streams == tokens.size(0), "decode: tokens has shape ", tokens.sizes(),
                 ", expected ", streams, " rows (as the state)");
@@ -90,11 +108,9 @@ LanguageModelImpl::LanguageModelImpl(const ModelConfig& config)
   Parts& parts = *parts_;
   parts.config = config;
   parts.embed = register_module("embed", Embedding(config));
+  parts.stack = BlockStack(config);
   torch::nn::ModuleList layers;
-  for (int64_t i = 0; i < config.num_layers; ++i) {
-    parts.layers.push_back(Block(config, i));
-    layers->push_back(parts.layers.back());
-  }
+  for (const Block& block : parts.stack.blocks()) layers->push_back(block);
   register_module("layers", layers);
   parts.norm =
       register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({config.dim})));
@@ -113,7 +129,7 @@ Tensor LanguageModelImpl::forward(const Tensor& tokens, const BatchLayout& layou
 
 Tensor LanguageModelImpl::hidden(const Tensor& tokens, const BatchLayout& layout, int64_t layer) {
   Parts& parts = *parts_;
-  const int64_t num_layers = std::ssize(parts.layers);
+  const int64_t num_layers = parts.stack.size();
   FAVOR_CHECK(layer >= -1 - num_layers && layer <= num_layers, "model: layer is ", layer,
               ", expected ", -1 - num_layers, " to ", num_layers);
   const int64_t count = layer < 0 ? layer + 1 + num_layers : layer;
@@ -133,19 +149,63 @@ Tensor LanguageModelImpl::hidden(const Tensor& tokens, const BatchLayout& layout
     x = parts.embed->forward(tokens);
     rotary = parts.rotary(0, tokens.size(1));
   }
-  if (is_training() && parts.config.dropout > 0) {
-    x = torch::dropout(x, parts.config.dropout, /*train=*/true);
-  }
-  for (int64_t i = 0; i < count; ++i) x = parts.layers[i]->forward(x, layout, rotary);
+  x = parts.drop(x, is_training());
+  x = parts.stack.forward(x, count, layout, rotary).value();
   return count == num_layers ? parts.norm->forward(x) : x;
+}
+
+Tensor LanguageModelImpl::logits(const Tensor& hidden) {
+  return parts_->logits(hidden);
+}
+
+TensorList LanguageModelImpl::output_parameters() const {
+  return parts_->output.is_empty() ? TensorList{parts_->embed->weight()}
+                                   : parts_->output->parameters();
+}
+
+Tensor LanguageModelImpl::hidden_slice(const Tensor& tokens, const BatchLayout& layout,
+                                       int64_t begin, int64_t end,
+                                       std::vector<SliceState>& states) {
+  Parts& parts = *parts_;
+  const ModelConfig& config = parts.config;
+  FAVOR_CHECK(tokens.dim() == 2 && 0 <= begin && begin < end && end <= tokens.size(1),
+              "model: the slice is ", begin, " to ", end, " of tokens ", tokens.sizes(),
+              ", expected a part of [B, L]");
+  layout.check("model", tokens.size(0), tokens.size(1));
+  const SliceLayout slice = cut(layout, tokens.size(1), begin, end);
+  if (begin == 0) {
+    const int64_t M =
+        config.attention.use_projection ? config.attention.num_features : config.head_dim();
+    states.assign(static_cast<size_t>(parts.stack.size()),
+                  empty_slice_state(tokens.size(0), config.num_heads, M, config.head_dim()));
+  }
+  FAVOR_CHECK(std::ssize(states) == parts.stack.size(), "model: states holds ", states.size(),
+              " layers, expected ", parts.stack.size(), " (of the slice before)");
+  const int64_t longest = slice.positions.max().item<int64_t>() + 1;
+  Tensor x = parts.embed->forward(tokens.slice(1, begin, end), slice.positions, longest);
+  Tensor rotary;
+  if (config.positions == PositionKind::kRotary) {
+    rotary = rotary_table(slice.positions.to(torch::kDouble), config.head_dim());
+    rotary = rotary.to(parts.norm->weight.dtype());
+  }
+  x = parts.drop(x, is_training());
+  return parts.norm->forward(parts.stack.forward_slice(x, slice, rotary, states).value());
+}
+
+void LanguageModelImpl::set_memory(const MemoryOptions& options) {
+  parts_->stack.set_memory(options);
+}
+
+const MemoryOptions& LanguageModelImpl::memory() const {
+  return parts_->stack.memory();
 }
 
 void LanguageModelImpl::visit_attention(
     const Tensor& tokens, const std::vector<int64_t>& layers,
     const std::function<void(int64_t layer, const Tensor& weights)>& visit) {
   Parts& parts = *parts_;
-  const int64_t num_layers = std::ssize(parts.layers);
-  std::vector<bool> wanted(parts.layers.size(), layers.empty());
+  const int64_t num_layers = parts.stack.size();
+  std::vector<bool> wanted(static_cast<size_t>(num_layers), layers.empty());
   for (const int64_t layer : layers) {
     FAVOR_CHECK(layer >= -num_layers && layer < num_layers, "model: layer is ", layer,
                 ", expected ", -num_layers, " to ", num_layers - 1);
@@ -154,13 +214,11 @@ void LanguageModelImpl::visit_attention(
   const torch::NoGradGuard no_grad;
   const bool was_training = is_training();
   eval();
-  Tensor x = parts.embed->forward(tokens);
   const Tensor rotary = parts.rotary(0, tokens.size(1));
   const int64_t last = std::find(wanted.rbegin(), wanted.rend(), true).base() - wanted.begin();
-  for (int64_t i = 0; i < last; ++i) {
-    if (wanted[i]) visit(i, parts.layers[i]->attention_weights(x, rotary));
-    if (i + 1 < last) x = parts.layers[i]->forward(x, {}, rotary);
-  }
+  parts.visit_blocks(tokens, rotary, last, [&](int64_t i, Block& block, const Tensor& x) {
+    if (wanted[i]) visit(i, block->attention_weights(x, rotary));
+  });
   train(was_training);
 }
 
@@ -171,12 +229,10 @@ void LanguageModelImpl::diagnose(
   const torch::NoGradGuard no_grad;
   const bool was_training = is_training();
   eval();
-  Tensor x = parts.embed->forward(tokens);
   const Tensor rotary = parts.rotary(0, tokens.size(1));
-  for (size_t i = 0; i < parts.layers.size(); ++i) {
-    visit(static_cast<int64_t>(i), parts.layers[i]->diagnose(x, rotary));
-    x = parts.layers[i]->forward(x, {}, rotary);
-  }
+  parts.visit_blocks(
+      tokens, rotary, parts.stack.size(),
+      [&](int64_t i, Block& block, const Tensor& x) { visit(i, block->diagnose(x, rotary)); });
   train(was_training);
 }
 
@@ -185,18 +241,19 @@ Tensor LanguageModelImpl::decode(const Tensor& tokens, DecoderState& state) {
   parts.check_stream(tokens, state);
   const torch::NoGradGuard no_grad;
   const bool in_step = state.positions.empty();
-  Tensor x = in_step ? parts.embed->forward(tokens, state.position)
-                     : parts.embed->forward_rows(tokens, state.positions);
+  Residual x = parts.stack.open(in_step ? parts.embed->forward(tokens, state.position)
+                                        : parts.embed->forward_rows(tokens, state.positions));
   const bool is_favor = parts.config.attention.method == AttentionMethod::kFavor;
   if (state.position == 0) {
     state = DecoderState();
-    state.layers.resize(is_favor ? parts.layers.size() : 0);
-    state.keys.resize(is_favor ? 0 : parts.layers.size());
+    const std::vector<Block>& blocks = parts.stack.blocks();
+    state.layers.resize(is_favor ? blocks.size() : 0);
+    state.keys.resize(is_favor ? 0 : blocks.size());
     state.values.resize(state.keys.size());
   }
   const Tensor rotary =
       in_step ? parts.rotary(state.position, tokens.size(1)) : parts.rotary(state.positions);
-  for (size_t i = 0; i < parts.layers.size(); ++i) {
+  for (size_t i = 0; i < parts.stack.blocks().size(); ++i) {
     AttentionState layer;
     if (is_favor) {
       layer.favor = std::move(state.layers[i]);
@@ -204,7 +261,10 @@ Tensor LanguageModelImpl::decode(const Tensor& tokens, DecoderState& state) {
       layer.keys = state.keys[i];
       layer.values = state.values[i];
     }
-    x = parts.layers[i]->decode(x, layer, rotary);
+    Block block = parts.stack.blocks()[i];
+    x = parts.stack.advance(static_cast<int64_t>(i), x, [&](const Tensor& in) {
+      return block->attend_next(in, layer, rotary);
+    });
     if (is_favor) {
       state.layers[i] = std::move(layer.favor);
     } else {
@@ -214,11 +274,11 @@ Tensor LanguageModelImpl::decode(const Tensor& tokens, DecoderState& state) {
   }
   state.position += tokens.size(1);
   for (int64_t& position : state.positions) ++position;
-  return parts.logits(parts.norm->forward(x.select(1, -1)));
+  return parts.logits(parts.norm->forward(x.value().select(1, -1)));
 }
 
 void LanguageModelImpl::redraw(uint32_t index) {
-  for (Block& layer : parts_->layers) layer->redraw(index);
+  for (Block block : parts_->stack.blocks()) block->redraw(index);
   parts_->redraw_index = index;
 }
 

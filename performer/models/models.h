@@ -13,8 +13,11 @@
 
 #include "favor/attention.h"
 #include "performer/models/config.h"
+#include "performer/models/memory.h"
 #include "performer/nn/diagnostics.h"
 #include "performer/nn/layout.h"
+#include "performer/nn/recompute.h"
+#include "performer/ops/slice_attention.h"
 
 namespace performer {
 
@@ -38,7 +41,8 @@ DecoderState select_streams(const DecoderState& state, const std::vector<int64_t
 /// ones.
 DecoderState join_streams(std::vector<DecoderState> states);
 
-/// Pre-LN Transformer: embedding, num_layers blocks, final LayerNorm, output layer.
+/// Pre-LN Transformer: embedding, num_layers blocks, final LayerNorm, output layer. Reversible
+/// models start both streams from the embedding; hidden states are the mean of the two.
 class LanguageModelImpl : public torch::nn::Module {
  public:
   /// Draws initial weights from torch's global generator and matrices from
@@ -54,6 +58,22 @@ class LanguageModelImpl : public torch::nn::Module {
   /// that of the last block after the final LayerNorm. Negative numbers count from the end.
   torch::Tensor hidden(const torch::Tensor& tokens, const BatchLayout& layout = {},
                        int64_t layer = -1);
+
+  /// The output layer: hidden states [..., dim] of the last layer -> logits [..., vocab].
+  torch::Tensor logits(const torch::Tensor& hidden);
+  /// The parameters of the output layer, whose gradients logits gives.
+  TensorList output_parameters() const;
+
+  /// Causal models of method favor. Hidden states of tokens [begin, end) of each row of `tokens`
+  /// [B, L], through all layers and the final LayerNorm. `states` hold the tokens before, one a
+  /// layer (begin = 0: empty), and then those of the slice too. Slices in order give the same as
+  /// hidden, and with gradients through the states the same gradients.
+  torch::Tensor hidden_slice(const torch::Tensor& tokens, const BatchLayout& layout, int64_t begin,
+                             int64_t end, std::vector<SliceState>& states);
+
+  /// How training passes use memory. Throws favor::Error for what does not fit the model.
+  void set_memory(const MemoryOptions& options);
+  const MemoryOptions& memory() const;
 
   /// Calls visit(layer, weights [B, H, L, L]) for the attention of some blocks, counted from 0 or
   /// with negative numbers from the end, or of all where none is named, in their order. tokens

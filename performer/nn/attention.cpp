@@ -13,6 +13,7 @@
 
 #include "favor/check.h"
 #include "favor/projection.h"
+#include "performer/nn/slice_attention.h"
 #include "performer/ops/compact_rows.h"
 #include "performer/ops/favor_attention.h"
 
@@ -198,6 +199,17 @@ Tensor MultiHeadAttentionImpl::forward(const Tensor& x, const BatchLayout& layou
   if (layout.key_padding_mask.defined()) arguments.key_padding_mask = layout.key_padding_mask;
   if (layout.is_packed()) arguments.cu_seqlens_q = arguments.cu_seqlens_k = layout.cu_seqlens;
   return parts.join(favor_attention(q, k, v, arguments, parts.options.causal));
+}
+
+Tensor MultiHeadAttentionImpl::forward_slice(const Tensor& x, const SliceLayout& layout,
+                                             const Tensor& rotary, SliceState& state) {
+  Parts& parts = *parts_;
+  parts.check_input("MultiHeadAttention", x);
+  FAVOR_CHECK(parts.is_favor() && parts.options.causal, "MultiHeadAttention: method is ",
+              to_string(parts.options.attention.method), " with causal = ", parts.options.causal,
+              ", expected favor and true to take slices (their states stand for earlier tokens)");
+  const auto [q, k, v] = parts.project(x, rotary);
+  return parts.join(packed_slice_attention(q, k, v, parts.call_arguments(), layout, state));
 }
 
 Tensor MultiHeadAttentionImpl::weights(const Tensor& x, const Tensor& rotary) {

@@ -13,6 +13,7 @@
 #include "performer/models/config.h"
 #include "performer/nn/diagnostics.h"
 #include "performer/nn/layout.h"
+#include "performer/ops/slice_attention.h"
 
 namespace performer {
 
@@ -44,6 +45,12 @@ class MultiHeadAttentionImpl : public torch::nn::Module {
   /// positions, or is undefined.
   torch::Tensor forward(const torch::Tensor& x, const BatchLayout& layout = {},
                         const torch::Tensor& rotary = {});
+
+  /// Method favor and causal only: tokens of a slice, x [B, T, dim], the first of which may go on
+  /// with a sequence that `state` stands for. `state` then stands for the last one. Differentiable
+  /// in x and in the state. `rotary` [2, T, D / 2] is that of the slice's positions.
+  torch::Tensor forward_slice(const torch::Tensor& x, const SliceLayout& layout,
+                              const torch::Tensor& rotary, SliceState& state);
 
   /// The weights [B, H, L, L] with which queries (rows) take values (columns), read out by sending
   /// one-hot positions through as values: O(L) columns, so O(L^2) time and memory. Rows sum to 1;

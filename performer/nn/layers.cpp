@@ -47,7 +47,21 @@ struct BlockImpl::Parts {
   MultiHeadAttention attention{nullptr};
   FeedForward feed_forward{nullptr};
   double dropout = 0;
+  int64_t ff_chunk = 0;
+
+  Tensor drop(const Tensor& branch, bool training) const {
+    return training && dropout > 0 ? torch::dropout(branch, dropout, true) : branch;
+  }
 };
+
+namespace {
+
+TensorList joined(TensorList a, const TensorList& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+}  // namespace
 
 BlockImpl::BlockImpl(const ModelConfig& config, int64_t layer) : parts_(std::make_unique<Parts>()) {
   MultiHeadAttentionOptions options;
@@ -68,14 +82,28 @@ BlockImpl::BlockImpl(const ModelConfig& config, int64_t layer) : parts_(std::mak
 
 BlockImpl::~BlockImpl() = default;
 
-Tensor BlockImpl::forward(const Tensor& x, const BatchLayout& layout, const Tensor& rotary) {
-  const auto drop = [this](const Tensor& branch) {
-    return is_training() && parts_->dropout > 0 ? torch::dropout(branch, parts_->dropout, true)
-                                                : branch;
+Tensor BlockImpl::attend(const Tensor& x, const BatchLayout& layout, const Tensor& rotary) {
+  return parts_->drop(parts_->attention->forward(parts_->norm1->forward(x), layout, rotary),
+                      is_training());
+}
+
+Tensor BlockImpl::attend_slice(const Tensor& x, const SliceLayout& layout, const Tensor& rotary,
+                               SliceState& state) {
+  const Tensor normed = parts_->norm1->forward(x);
+  return parts_->drop(parts_->attention->forward_slice(normed, layout, rotary, state),
+                      is_training());
+}
+
+Tensor BlockImpl::attend_next(const Tensor& x, AttentionState& state, const Tensor& rotary) {
+  return parts_->attention->decode(parts_->norm1->forward(x), state, rotary);
+}
+
+Tensor BlockImpl::transform(const Tensor& x) {
+  const auto body = [norm = parts_->norm2,
+                     feed_forward = parts_->feed_forward](const Tensor& tokens) mutable {
+    return feed_forward->forward(norm->forward(tokens));
   };
-  const Tensor attended =
-      x + drop(parts_->attention->forward(parts_->norm1->forward(x), layout, rotary));
-  return attended + drop(parts_->feed_forward->forward(parts_->norm2->forward(attended)));
+  return parts_->drop(by_chunks(body, x, parts_->ff_chunk, transform_parameters()), is_training());
 }
 
 Tensor BlockImpl::attention_weights(const Tensor& x, const Tensor& rotary) {
@@ -86,9 +114,16 @@ AttentionDiagnostics BlockImpl::diagnose(const Tensor& x, const Tensor& rotary) 
   return parts_->attention->diagnose(parts_->norm1->forward(x), rotary);
 }
 
-Tensor BlockImpl::decode(const Tensor& x, AttentionState& state, const Tensor& rotary) {
-  const Tensor attended = x + parts_->attention->decode(parts_->norm1->forward(x), state, rotary);
-  return attended + parts_->feed_forward->forward(parts_->norm2->forward(attended));
+void BlockImpl::set_ff_chunk(int64_t tokens) {
+  parts_->ff_chunk = tokens;
+}
+
+TensorList BlockImpl::attend_parameters() const {
+  return joined(parts_->norm1->parameters(), parts_->attention->parameters());
+}
+
+TensorList BlockImpl::transform_parameters() const {
+  return joined(parts_->norm2->parameters(), parts_->feed_forward->parameters());
 }
 
 void BlockImpl::redraw(uint32_t index) {
@@ -149,6 +184,10 @@ Tensor EmbeddingImpl::forward(const Tensor& tokens, int64_t begin) {
 
 Tensor EmbeddingImpl::forward(const Tensor& tokens, const Tensor& positions, int64_t longest) {
   const Tensor vectors = parts_->look_up(tokens, longest);
+  // A slice of a long row needs few of the positions before it.
+  if (parts_->kind == PositionKind::kSinusoidal && longest > positions.size(0)) {
+    return vectors + sinusoids(positions.to(torch::kDouble), parts_->dim).to(vectors.dtype());
+  }
   const Tensor added = parts_->table(0, longest);
   return added.defined() ? vectors + added.index_select(0, positions) : vectors;
 }

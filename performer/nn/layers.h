@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The other parts of a Transformer: feed-forward, pre-LN block, token embedding with positions.
+// The other parts of a Transformer: feed-forward, block, token embedding with positions.
 #ifndef PERFORMER_NN_LAYERS_H_
 #define PERFORMER_NN_LAYERS_H_
 
@@ -12,6 +12,7 @@
 
 #include "performer/models/config.h"
 #include "performer/nn/attention.h"
+#include "performer/nn/recompute.h"
 
 namespace performer {
 
@@ -31,21 +32,34 @@ class FeedForwardImpl : public torch::nn::Module {
 };
 TORCH_MODULE(FeedForward);
 
-/// Pre-LN block: x += dropout(attention(norm1(x))), then x += dropout(feed_forward(norm2(x))).
+/// The two branches of a pre-LN block. What they are added to is BlockStack's part.
 class BlockImpl : public torch::nn::Module {
  public:
   BlockImpl(const ModelConfig& config, int64_t layer);
   ~BlockImpl() override;
-  /// Arguments as MultiHeadAttention::forward.
-  torch::Tensor forward(const torch::Tensor& x, const BatchLayout& layout = {},
-                        const torch::Tensor& rotary = {});
-  /// As MultiHeadAttention::weights, of this block's input.
-  torch::Tensor attention_weights(const torch::Tensor& x, const torch::Tensor& rotary = {});
-  /// As MultiHeadAttention::diagnose, of this block's input.
-  AttentionDiagnostics diagnose(const torch::Tensor& x, const torch::Tensor& rotary = {});
-  /// As MultiHeadAttention::decode; without dropout.
-  torch::Tensor decode(const torch::Tensor& x, AttentionState& state,
+
+  /// dropout(attention(norm1(x))), with arguments as MultiHeadAttention::forward.
+  torch::Tensor attend(const torch::Tensor& x, const BatchLayout& layout = {},
                        const torch::Tensor& rotary = {});
+  /// The same of a slice of the rows, as MultiHeadAttention::forward_slice.
+  torch::Tensor attend_slice(const torch::Tensor& x, const SliceLayout& layout,
+                             const torch::Tensor& rotary, SliceState& state);
+  /// As MultiHeadAttention::decode, of norm1(x); without dropout.
+  torch::Tensor attend_next(const torch::Tensor& x, AttentionState& state,
+                            const torch::Tensor& rotary = {});
+  /// dropout(feed_forward(norm2(x))), in pieces where set_ff_chunk says so.
+  torch::Tensor transform(const torch::Tensor& x);
+
+  /// As MultiHeadAttention::weights, of norm1(x).
+  torch::Tensor attention_weights(const torch::Tensor& x, const torch::Tensor& rotary = {});
+  /// As MultiHeadAttention::diagnose, of norm1(x).
+  AttentionDiagnostics diagnose(const torch::Tensor& x, const torch::Tensor& rotary = {});
+
+  /// Tokens that go through the feed-forward at a time, see by_chunks; 0: all.
+  void set_ff_chunk(int64_t tokens);
+  /// Parameters of attend, and of transform.
+  TensorList attend_parameters() const;
+  TensorList transform_parameters() const;
   void redraw(uint32_t index);
 
  private:
@@ -63,7 +77,7 @@ class EmbeddingImpl : public torch::nn::Module {
   /// tokens [B, L] int64, the first at position `begin` -> [B, L, dim]. Throws favor::Error for ids
   /// outside the vocabulary and for positions beyond a learned table.
   torch::Tensor forward(const torch::Tensor& tokens, int64_t begin = 0);
-  /// Tokens at the positions [L] of packed_positions, the largest of which is `longest` - 1.
+  /// Tokens at the positions [L], the largest of which is `longest` - 1.
   torch::Tensor forward(const torch::Tensor& tokens, const torch::Tensor& positions,
                         int64_t longest);
   /// One token [B, 1] of each of some streams, at the positions [B] -> [B, 1, dim].

@@ -40,6 +40,30 @@ std::vector<int64_t> BatchLayout::offsets(int64_t L) const {
   return {values, values + wide.numel()};
 }
 
+SliceLayout cut(const BatchLayout& layout, int64_t L, int64_t begin, int64_t end) {
+  SliceLayout slice;
+  if (layout.key_padding_mask.defined()) {
+    slice.key_padding_mask = layout.key_padding_mask.slice(1, begin, end);
+  }
+  const std::vector<int64_t> offsets = layout.offsets(L);
+  slice.offsets = {0};
+  slice.continues = std::find(offsets.begin(), offsets.end(), begin) == offsets.end();
+  for (const int64_t offset : offsets) {
+    if (offset > begin && offset < end && offset - begin != slice.offsets.back()) {
+      slice.offsets.push_back(offset - begin);
+    }
+  }
+  slice.offsets.push_back(end - begin);
+  slice.positions = torch::arange(begin, end, torch::kLong);
+  auto* position = slice.positions.mutable_data_ptr<int64_t>();
+  for (int64_t t = begin; t < end; ++t) {
+    // The last offset at or before a token is where its sequence begins.
+    const auto next = std::upper_bound(offsets.begin(), offsets.end(), t);
+    position[t - begin] -= *(next - 1);
+  }
+  return slice;
+}
+
 Tensor packed_positions(const std::vector<int64_t>& offsets) {
   Tensor positions = torch::empty({offsets.back()}, torch::kLong);
   auto* values = positions.mutable_data_ptr<int64_t>();

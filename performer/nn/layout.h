@@ -26,6 +26,18 @@ struct BatchLayout {
   std::vector<int64_t> offsets(int64_t L) const;
 };
 
+/// Tokens [begin, end) of rows: which of their sequences, or parts of one, they are.
+struct SliceLayout {
+  torch::Tensor key_padding_mask = {};  ///< [B, end - begin], or undefined
+  /// Offsets 0, ..., end - begin of the sequences within the slice, none of them empty.
+  std::vector<int64_t> offsets = {};
+  /// Whether the first of them began before the slice.
+  bool continues = false;
+  torch::Tensor positions = {};  ///< [end - begin] int64, within the sequences
+};
+/// Cuts rows [B, L] of a layout; 0 <= begin < end <= L.
+SliceLayout cut(const BatchLayout& layout, int64_t L, int64_t begin, int64_t end);
+
 /// [L] int64: the position of each token within its sequence. `offsets` end with L.
 torch::Tensor packed_positions(const std::vector<int64_t>& offsets);
 

@@ -16,6 +16,11 @@ using nlohmann::json;
 
 constexpr int kFormatVersion = 1;
 
+// A model written before these were fields has what is their default.
+bool is_later_field(const std::string& key) {
+  return key == "reversible";
+}
+
 bool is_model_name_key(const std::string& key) {
   return key == "model_type" || key == "architectures" || key == "format_version";
 }
@@ -133,6 +138,7 @@ void TrainConfig::check() const {
   at_least("keep_checkpoints", run.keep_checkpoints, int64_t{1});
   FAVOR_CHECK(run.threads >= 0 && run.threads <= 1024, "threads is ", run.threads,
               ", expected 0 (all cores) to 1024");
+  run.memory.check(model);
   FAVOR_CHECK(run.dtype == "float32" || run.dtype == "bfloat16", "dtype is '", run.dtype,
               "', expected float32 or bfloat16");
 }
@@ -275,8 +281,8 @@ ModelConfig model_config_from_json(const json& object, const std::string& source
   const std::set<std::string> keys = apply_json(config, object, source);
   for (const Field& field : train_fields()) {
     const bool is_model = field.use == FieldUse::kModel;
-    FAVOR_CHECK(!is_model || keys.count(field.key), source, ": key '", field.key,
-                "' is missing, expected every field of the model");
+    FAVOR_CHECK(!is_model || keys.count(field.key) || is_later_field(field.key), source, ": key '",
+                field.key, "' is missing, expected every field of the model");
     FAVOR_CHECK(is_model || !keys.count(field.key), source, ": unknown key '", field.key,
                 "' (not a field of the model)");
   }

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "performer/data/batches.h"
-#include "performer/models/config.h"
+#include "performer/models/memory.h"
 
 namespace performer {
 
@@ -68,10 +68,11 @@ struct RunConfig {
   uint64_t seed = 0;
   int64_t threads = 0;            ///< 0: all cores
   std::string dtype = "float32";  ///< or bfloat16: Autocast in training steps
-  std::string init_from;          ///< run, checkpoint or model whose weights to start from
-  std::string out;                ///< folder of the run
-  std::string resume;             ///< `auto`, or a checkpoint of this run
-  bool force = false;             ///< replace an existing run
+  MemoryOptions memory;
+  std::string init_from;  ///< run, checkpoint or model whose weights to start from
+  std::string out;        ///< folder of the run
+  std::string resume;     ///< `auto`, or a checkpoint of this run
+  bool force = false;     ///< replace an existing run
   bool quiet = false;
   bool tensorboard = true;  ///< event files beside metrics.jsonl
 };

@@ -24,6 +24,13 @@ struct Words<AttentionMethod> {
   static AttentionMethod read(std::string_view word) { return attention_method_from_string(word); }
 };
 template <>
+struct Words<ActivationPolicy> {
+  static constexpr const char* kList = "auto|store|checkpoint|reverse";
+  static ActivationPolicy read(std::string_view word) {
+    return activation_policy_from_string(word);
+  }
+};
+template <>
 struct Words<PositionKind> {
   static constexpr const char* kList = "learned|sinusoidal|rotary";
   static PositionKind read(std::string_view word) { return position_kind_from_string(word); }
@@ -256,6 +263,8 @@ std::vector<Field> make_fields() {
   list.add("attention_bias", kModel, PERFORMER_FIELD(model.attention_bias),
            "biases in the attention projections");
   list.add("dropout", kModel, PERFORMER_FIELD(model.dropout), "dropout probability");
+  list.add("reversible", kModel, PERFORMER_FIELD(model.reversible),
+           "reversible layers: memory does not grow with depth");
 
   list.group("Attention");
   list.add("attention", kModel, PERFORMER_FIELD(model.attention.method), "method");
@@ -316,6 +325,14 @@ std::vector<Field> make_fields() {
   list.add("threads", kFree, PERFORMER_FIELD(run.threads), "0: all cores");
   list.add("dtype", kFixed, PERFORMER_FIELD(run.dtype),
            "float32, or bfloat16 for products (weights, sums and evaluations stay float32)");
+  list.add("activation", kFixed, PERFORMER_FIELD(run.memory.activation),
+           "what a forward pass keeps of a block: all, its input, or nothing (reversible models)");
+  list.add("ff_chunk", kFixed, PERFORMER_FIELD(run.memory.ff_chunk),
+           "tokens in the feed-forward at a time; 0: all");
+  list.add("loss_chunk", kFixed, PERFORMER_FIELD(run.memory.loss_chunk),
+           "tokens whose logits are held at a time; 0: all");
+  list.add("slice_tokens", kFixed, PERFORMER_FIELD(run.memory.slice_tokens),
+           "tokens of a row that go through all layers at a time (causal favor); 0: all");
   list.add("init_from", kFixed, PERFORMER_FIELD(run.init_from),
            "run, checkpoint or model to take the weights from");
   list.add("tensorboard", kFree, PERFORMER_FIELD(run.tensorboard),

@@ -44,6 +44,7 @@ DryRun dry_run(const TrainConfig& config) {
   options.length = config.data.length;
   options.batch = config.data.batch_tokens / config.data.length;
   options.bfloat16 = config.run.dtype == "bfloat16";
+  options.memory = config.run.memory;
   run.resident_bytes = resident_bytes();
   Workload workload(options);
   workload.run();

@@ -72,6 +72,8 @@ TEST(DryRun, EstimatedMemoryIsNearAMeasuredStep) {
     bool causal, glu, exact, bfloat16;
     PositionKind positions;
     double dropout;
+    bool reversible = false;
+    MemoryOptions memory = {};
   };
   const Case cases[] = {
       {"masked", false, false, false, false, PositionKind::kLearned, 0},
@@ -79,6 +81,34 @@ TEST(DryRun, EstimatedMemoryIsNearAMeasuredStep) {
       {"glu, rotary", true, true, false, false, PositionKind::kRotary, 0.1},
       {"exact", true, false, true, false, PositionKind::kSinusoidal, 0.1},
       {"bfloat16", false, false, false, true, PositionKind::kSinusoidal, 0.1},
+      {"checkpoint",
+       true,
+       true,
+       false,
+       false,
+       PositionKind::kSinusoidal,
+       0.1,
+       false,
+       {.activation = ActivationPolicy::kCheckpoint}},
+      {"reversible", true, false, false, false, PositionKind::kSinusoidal, 0, true},
+      {"slices",
+       true,
+       false,
+       false,
+       false,
+       PositionKind::kSinusoidal,
+       0,
+       false,
+       {.slice_tokens = 128}},
+      {"chunks",
+       true,
+       false,
+       false,
+       false,
+       PositionKind::kSinusoidal,
+       0,
+       false,
+       {.ff_chunk = 512, .loss_chunk = 512}},
   };
   for (const Case& one : cases) {
     SCOPED_TRACE(one.name);
@@ -97,6 +127,8 @@ TEST(DryRun, EstimatedMemoryIsNearAMeasuredStep) {
     config.data.batch_tokens = 4096;
     config.model.max_length = 512;
     if (one.bfloat16) config.run.dtype = "bfloat16";
+    config.model.reversible = one.reversible;
+    config.run.memory = one.memory;
     if (!reset_peak()) GTEST_SKIP() << "the kernel does not reset the peak";
     const int64_t before = resident_bytes();
     WorkOptions options;
@@ -104,6 +136,7 @@ TEST(DryRun, EstimatedMemoryIsNearAMeasuredStep) {
     options.length = 512;
     options.batch = 8;
     options.bfloat16 = one.bfloat16;
+    options.memory = one.memory;
     Workload workload(options);
     workload.run();
     workload.run();

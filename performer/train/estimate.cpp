@@ -20,31 +20,89 @@ ParameterCount count_parameters(const ModelConfig& config) {
   return count;
 }
 
+namespace {
+
+// Bytes per token of what a block keeps until its backward pass, and of the gradients of the block
+// at work.
+struct BlockBytes {
+  int64_t attention, feed_forward;      // the two branches, each with the input of its norm
+  int64_t feed_forward_kept;            // of a feed-forward in chunks: its input and its dropout
+  int64_t gradients, hidden_gradients;  // of the streams, and within the feed-forward
+};
+
+BlockBytes block_bytes(const ModelConfig& model, int64_t low) {
+  constexpr int64_t full = 4;
+  const int64_t dim = model.dim, hidden = (model.ff_glu ? 4 : 2) * model.ff_dim;
+  const int64_t noise = model.dropout > 0 ? full * dim : 0;
+  const bool turns = model.positions == PositionKind::kRotary;
+  BlockBytes bytes{};
+  // The norm's input and output; q, k, v and what attention makes of them.
+  bytes.attention = full * dim + low * dim + low * 4 * dim + (turns ? 2 * low * dim : 0) + noise;
+  bytes.feed_forward_kept = full * dim + noise;
+  // The norm's output, and what lies around the GELU.
+  bytes.feed_forward = bytes.feed_forward_kept + low * dim + low * hidden;
+  bytes.gradients = full * 2 * dim;
+  bytes.hidden_gradients = full * hidden;
+  return bytes;
+}
+
+// Activations of `tokens` that go through all layers at once.
+int64_t activation_bytes(const TrainConfig& config, int64_t tokens, int64_t low) {
+  const ModelConfig& model = config.model;
+  const MemoryOptions& memory = config.run.memory;
+  constexpr int64_t full = 4;
+  const BlockBytes block = block_bytes(model, low);
+  const auto part = [tokens](int64_t chunk) {
+    return chunk > 0 ? std::min(chunk, tokens) : tokens;
+  };
+  const bool chunked = part(memory.ff_chunk) < tokens;
+  const int64_t stored = block.attention + (chunked ? block.feed_forward_kept : block.feed_forward);
+  // One feed-forward, or a piece of one, at its backward pass.
+  int64_t working = tokens * block.gradients + part(memory.ff_chunk) * block.hidden_gradients;
+  if (chunked) working += part(memory.ff_chunk) * (block.feed_forward - block.feed_forward_kept);
+  const int64_t streams = model.reversible ? 2 : 1;
+  int64_t kept = 0;
+  switch (memory.resolve(model)) {
+    case ActivationPolicy::kCheckpoint:
+      kept = model.num_layers * streams * full * model.dim + stored;
+      break;
+    case ActivationPolicy::kReverse:
+      // Both streams, those found from them, and one branch at a time.
+      kept = 4 * full * model.dim + std::max(block.attention, stored - block.attention);
+      break;
+    default:
+      kept = model.num_layers * stored;
+  }
+  // Logits, their logarithms of softmax and their gradient; the embedding and the final norm.
+  const int64_t logits = 3 * full * model.vocab_size * part(memory.loss_chunk);
+  const int64_t noise = model.dropout > 0 ? full * model.dim : 0;
+  return tokens * (kept + full * model.dim + low * model.dim + noise) + logits + working;
+}
+
+}  // namespace
+
 MemoryEstimate estimate_memory(const TrainConfig& config) {
   const ModelConfig& model = config.model;
   const int64_t parameters = count_parameters(model).total();
-  const int64_t dim = model.dim, ff = model.ff_dim;
   // Bytes per number: in products, and everywhere else.
   const int64_t low = config.run.dtype == "bfloat16" ? 2 : 4, full = 4;
-  const int64_t noise = model.dropout > 0 ? full * dim : 0;
-  // What a block keeps per token until its backward pass: the input of each LayerNorm, and the
-  // input of each product and of the attention.
-  int64_t block = 2 * full * dim                       // inputs of the norms
-                  + 2 * low * dim                      // their outputs
-                  + low * (3 * dim + dim)              // q, k, v and what attention makes of them
-                  + low * (model.ff_glu ? 4 : 2) * ff  // around the GELU
-                  + 2 * noise;
-  if (model.positions == PositionKind::kRotary) block += 2 * low * dim;
-  // Logits, their logarithms of softmax and their gradient; the embedding and the final norm.
-  const int64_t ends = 3 * full * model.vocab_size + full * dim + low * dim + noise;
-  // Gradients of the block at work.
-  const int64_t backward = full * (2 * dim + (model.ff_glu ? 4 : 2) * ff);
-
   MemoryEstimate estimate;
   estimate.weights = full * parameters;
   estimate.gradients = full * parameters;
   estimate.optimizer = 2 * full * parameters;
-  estimate.activations = config.data.batch_tokens * (model.num_layers * block + ends + backward);
+  const int64_t C = config.run.memory.slice_tokens, length = config.data.length;
+  const int64_t rows = std::max<int64_t>(config.data.batch_tokens / length, 1);
+  if (C > 0 && C < length) {
+    const int64_t features =
+        model.attention.use_projection ? model.attention.num_features : model.head_dim();
+    const int64_t state =
+        full * model.num_layers * model.num_heads * features * (model.head_dim() + 2);
+    // One a border, and those at both ends of a slice with their gradients.
+    estimate.activations = rows * state * ((length + C - 1) / C + 4);
+    estimate.activations += activation_bytes(config, rows * C, low);
+  } else {
+    estimate.activations = activation_bytes(config, config.data.batch_tokens, low);
+  }
   // Weights are cast once per pass.
   if (low != full) estimate.activations += low * parameters;
   return estimate;

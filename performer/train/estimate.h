@@ -26,7 +26,7 @@ struct MemoryEstimate {
   int64_t weights = 0;
   int64_t gradients = 0;
   int64_t optimizer = 0;    ///< the two moments of AdamW
-  int64_t activations = 0;  ///< of one forward pass of batch_tokens, until its backward pass
+  int64_t activations = 0;  ///< of batch_tokens, as run.memory has them kept, states included
 
   int64_t total() const { return weights + gradients + optimizer + activations; }
 };

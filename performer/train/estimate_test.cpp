@@ -21,6 +21,26 @@ TEST(Estimate, HalfPrecisionAndFewerTokensTakeLess) {
   EXPECT_EQ(2 * estimate_memory(config).activations, plain.activations);
 }
 
+TEST(Estimate, SavingsCountWhereTheyApply) {
+  TrainConfig config;
+  config.model.num_layers = 12;
+  const int64_t stored = estimate_memory(config).activations;
+  const auto with = [&](ActivationPolicy activation, int64_t ff_chunk, int64_t slice) {
+    TrainConfig other = config;
+    other.run.memory = {activation, ff_chunk, 0, slice};
+    return estimate_memory(other).activations;
+  };
+  EXPECT_LT(with(ActivationPolicy::kCheckpoint, 0, 0), stored / 4);
+  EXPECT_LT(with(ActivationPolicy::kStore, 256, 0), stored);
+  EXPECT_LT(with(ActivationPolicy::kStore, 0, 256), stored / 2);
+  // Slices as long as the rows are none.
+  EXPECT_EQ(with(ActivationPolicy::kStore, 0, config.data.length), stored);
+  config.model.reversible = true;
+  const int64_t reversed = with(ActivationPolicy::kAuto, 0, 0);
+  config.model.num_layers = 48;
+  EXPECT_EQ(with(ActivationPolicy::kAuto, 0, 0), reversed);
+}
+
 TEST(Estimate, BatchIsDividedUntilItFitsAndStepsKeepTheirTokens) {
   TrainConfig config;
   config.data.length = 512;

@@ -18,7 +18,6 @@
 
 #include "favor/check.h"
 #include "performer/data/atomic_file.h"
-#include "performer/nn/autocast.h"
 #include "performer/train/checkpoint.h"
 #include "performer/train/diagnose.h"
 #include "performer/train/evaluate.h"
@@ -28,6 +27,7 @@
 #include "performer/train/run_log.h"
 #include "performer/train/run_start.h"
 #include "performer/train/schedule.h"
+#include "performer/train/step.h"
 
 namespace performer {
 namespace {
@@ -103,6 +103,7 @@ class Trainer {
         baseline_(data_.train, tokenizer_, config.batch_options().objective),
         model_(make_model(config, resumed)),
         optimizer_(make_optimizer(model_, config.optimizer)) {
+    model_->set_memory(config.run.memory);
     progress_.say(data_.summary());
     for (const torch::Tensor& parameter : model_->parameters()) {
       result_.num_parameters += parameter.numel();
@@ -213,14 +214,8 @@ class Trainer {
     double loss = 0;
     for (const Batch& batch : batches) {
       const BatchTensors tensors = to_tensors(batch, config_.model.causal);
-      torch::Tensor summed;
-      {
-        const Autocast autocast(config_.run.dtype == "bfloat16");
-        summed = summed_loss(model_->forward(tensors.tokens, tensors.layout), tensors.targets);
-      }
-      loss += summed.item<double>();
+      loss += add_gradients(model_, tensors, double(num_targets), config_.run.dtype == "bfloat16");
       if (!std::isfinite(loss)) stop_not_finite("loss", loss, state_.step + 1);
-      (summed / double(num_targets)).backward();
     }
     // The limit is applied in float.
     const double limit =

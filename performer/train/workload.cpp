@@ -10,8 +10,8 @@
 #include "favor/check.h"
 #include "performer/models/models.h"
 #include "performer/nn/autocast.h"
-#include "performer/train/evaluate.h"
 #include "performer/train/optimizer.h"
+#include "performer/train/step.h"
 
 namespace performer {
 
@@ -36,6 +36,7 @@ WorkKind work_kind_from_string(std::string_view word) {
 
 void WorkOptions::check() const {
   model.check();
+  memory.check(model);
   FAVOR_CHECK(length >= 1, "length is ", length, ", expected at least 1");
   FAVOR_CHECK(batch >= 1, "batch is ", batch, ", expected at least 1");
   FAVOR_CHECK(kind != WorkKind::kGenerate || model.causal,
@@ -63,6 +64,7 @@ Workload::Workload(const WorkOptions& options) {
   };
   const bool training = options.kind == WorkKind::kTrain;
   parts.model->train(training);
+  parts.model->set_memory(options.memory);
   if (training) parts.optimizer.emplace(make_optimizer(parts.model, OptimizerConfig()));
   if (options.kind != WorkKind::kGenerate) {
     parts.tokens = draw(options.length);
@@ -88,12 +90,8 @@ void Workload::run() {
   Parts& parts = *parts_;
   if (parts.options.kind == WorkKind::kTrain) {
     parts.optimizer->zero_grad();
-    torch::Tensor loss;
-    {
-      const Autocast autocast(parts.options.bfloat16);
-      loss = summed_loss(parts.model->forward(parts.tokens), parts.targets);
-    }
-    (loss / double(tokens())).backward();
+    const BatchTensors batch = {parts.tokens, parts.targets, {}};
+    add_gradients(parts.model, batch, double(tokens()), parts.options.bfloat16);
     torch::nn::utils::clip_grad_norm_(parts.model->parameters(), 1.0);
     parts.optimizer->step();
     return;

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "performer/models/config.h"
+#include "performer/models/memory.h"
 
 namespace performer {
 
@@ -29,6 +29,7 @@ struct WorkOptions {
   int64_t length = 1024;  ///< tokens per row; of generation: tokens already in the state
   int64_t batch = 1;      ///< rows
   bool bfloat16 = false;  ///< Autocast around forward passes
+  MemoryOptions memory;   ///< of training
 
   /// Throws favor::Error naming the first field that is out of range.
   void check() const;
