@@ -58,6 +58,7 @@ int run_bench(const Command& command, const std::vector<std::string>& arguments)
   int64_t threads = 0;
   std::string activation = "auto";
   double min_time = 5;
+  int64_t repeats = 3;
   bool stepwise = false;
   bool single = false;
   Options options(command);
@@ -83,7 +84,8 @@ int run_bench(const Command& command, const std::vector<std::string>& arguments)
   options.add("--slice-tokens", work.memory.slice_tokens,
               "tokens of a row that go through all layers at a time; 0: all");
   options.add("-t,--threads", threads, "0: all cores");
-  options.add("--min-time", min_time, "seconds to repeat for, at least 3 times");
+  options.add("--min-time", min_time, "seconds to repeat for");
+  options.add("--repeats", repeats, "times to repeat at least");
   options.add("--single", single, "once, without a first run to allocate memory");
   options.add("--stepwise", stepwise,
               "run once per line of standard input, until it ends: for measuring in turn with "
@@ -101,6 +103,7 @@ int run_bench(const Command& command, const std::vector<std::string>& arguments)
                 "', expected float32 or bfloat16");
     FAVOR_CHECK(threads >= 0 && threads <= 1024, "--threads is ", threads,
                 ", expected 0 (all cores) to 1024");
+    FAVOR_CHECK(repeats >= 1, "--repeats is ", repeats, ", expected at least 1");
     FAVOR_CHECK(min_time >= 0, "--min-time is ", min_time, ", expected at least 0 seconds");
     work.bfloat16 = dtype == "bfloat16";
     work.model.causal = work.model.causal || work.kind == WorkKind::kGenerate;
@@ -130,7 +133,7 @@ int run_bench(const Command& command, const std::vector<std::string>& arguments)
     repeat();
   } else {
     const auto start = std::chrono::steady_clock::now();
-    while (wall.size() < 3 ||
+    while (std::ssize(wall) < repeats ||
            std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() <
                min_time) {
       repeat();

@@ -34,7 +34,7 @@ def measure(program: Path, way: str, layers: int, length: int, args: argparse.Na
     sizes = {"{chunk}": str(args.chunk), "{slice}": str(args.slice)}
     options = [sizes.get(word, word) for word in WAYS[way]]
     command = [str(program), "bench", *SHAPE, "--num-layers", str(layers), "--length", str(length),
-               "--min-time", "0", "--threads", str(args.threads), *options]
+               "--min-time", "0", "--repeats", "1", "--threads", str(args.threads), *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     row = {"way": way, "num_layers": layers, "L": length}
     if done.returncode != 0:
@@ -69,11 +69,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--program", type=Path, required=True)
     parser.add_argument("--json", type=Path, default=Path("build/memory.jsonl"))
-    parser.add_argument("--layers", type=int, nargs="+", default=[2, 6, 18])
-    parser.add_argument("--lengths", type=int, nargs="+", default=[2048, 8192, 32768])
-    parser.add_argument("--chunk", type=int, default=512)
-    parser.add_argument("--slice", type=int, default=1024)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--layers", type=int, nargs="+", default=[2, 6, 12])
+    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096, 16384])
+    parser.add_argument("--chunk", type=int, default=256)
+    parser.add_argument("--slice", type=int, default=512)
+    parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     # Depth at the shortest length but one, length at the second depth.
     length = sorted(args.lengths)[min(1, len(args.lengths) - 1)]

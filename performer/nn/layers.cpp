@@ -98,12 +98,13 @@ Tensor BlockImpl::attend_next(const Tensor& x, AttentionState& state, const Tens
   return parts_->attention->decode(parts_->norm1->forward(x), state, rotary);
 }
 
-Tensor BlockImpl::transform(const Tensor& x) {
+Tensor BlockImpl::transform(const Tensor& x, bool drops) {
   const auto body = [norm = parts_->norm2,
                      feed_forward = parts_->feed_forward](const Tensor& tokens) mutable {
     return feed_forward->forward(norm->forward(tokens));
   };
-  return parts_->drop(by_chunks(body, x, parts_->ff_chunk, transform_parameters()), is_training());
+  return parts_->drop(by_chunks(body, x, parts_->ff_chunk, transform_parameters()),
+                      drops && is_training());
 }
 
 Tensor BlockImpl::attention_weights(const Tensor& x, const Tensor& rotary) {

@@ -47,8 +47,9 @@ class BlockImpl : public torch::nn::Module {
   /// As MultiHeadAttention::decode, of norm1(x); without dropout.
   torch::Tensor attend_next(const torch::Tensor& x, AttentionState& state,
                             const torch::Tensor& rotary = {});
-  /// dropout(feed_forward(norm2(x))), in pieces where set_ff_chunk says so.
-  torch::Tensor transform(const torch::Tensor& x);
+  /// dropout(feed_forward(norm2(x))), in pieces where set_ff_chunk says so; `drops` false leaves
+  /// the dropout out.
+  torch::Tensor transform(const torch::Tensor& x, bool drops = true);
 
   /// As MultiHeadAttention::weights, of norm1(x).
   torch::Tensor attention_weights(const torch::Tensor& x, const torch::Tensor& rotary = {});

@@ -53,7 +53,7 @@ Residual BlockStack::open(const Tensor& embedded) const {
 Residual BlockStack::advance(int64_t block, const Residual& x,
                              const std::function<Tensor(const Tensor&)>& attend) {
   const Tensor first = x.first + attend(x.attended());
-  const Tensor gained = blocks_[static_cast<size_t>(block)]->transform(first);
+  const Tensor gained = blocks_[static_cast<size_t>(block)]->transform(first, /*drops=*/false);
   if (!x.second.defined()) return {first + gained, {}};
   return {first, x.second + gained};
 }

@@ -45,7 +45,7 @@ class BlockStack {
 
   Residual open(const torch::Tensor& embedded) const;
 
-  /// One block, whose attention is attend(what it reads); records all.
+  /// One block, whose attention is attend(what it reads). Without dropout after it.
   Residual advance(int64_t block, const Residual& x,
                    const std::function<torch::Tensor(const torch::Tensor&)>& attend);
 

@@ -8,7 +8,6 @@
 
 #include "favor/check.h"
 #include "performer/data/safetensors.h"
-#include "performer/nn/testing.h"
 #include "performer/train/checkpoint.h"
 #include "performer/train/run_folder.h"
 #include "performer/train/testing.h"
