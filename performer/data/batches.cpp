@@ -78,6 +78,16 @@ void cut(int64_t first, int64_t end, int64_t budget, const Length& length,
   }
 }
 
+std::vector<int64_t> count_targets(const SequenceSet& train, const Tokenizer& tokenizer,
+                                   Objective objective) {
+  std::vector<int64_t> counts(tokenizer.size(), 0);
+  for (int64_t i = 0; i < train.size(); ++i) {
+    for (const uint8_t token : train[i]) ++counts[token];
+  }
+  if (objective == Objective::kNextToken) counts[tokenizer.eos()] += train.size();
+  return counts;
+}
+
 }  // namespace
 
 std::string to_string(Objective objective) {
@@ -324,13 +334,8 @@ Batch EvalBatches::batch(int64_t i) const {
   return parts_->batch(i);
 }
 
-EmpiricalBaseline::EmpiricalBaseline(const SequenceSet& train, const Tokenizer& tokenizer,
-                                     Objective objective) {
-  std::vector<int64_t> counts(tokenizer.size(), 1);  // Laplace: each token seen once more
-  for (int64_t i = 0; i < train.size(); ++i) {
-    for (const uint8_t token : train[i]) ++counts[token];
-  }
-  if (objective == Objective::kNextToken) counts[tokenizer.eos()] += train.size();
+EmpiricalBaseline::EmpiricalBaseline(std::vector<int64_t> counts) {
+  for (int64_t& count : counts) ++count;  // Laplace: each target seen once more
   const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
   for (const int64_t count : counts) {
     probabilities_.push_back(static_cast<double>(count) / static_cast<double>(total));
@@ -338,7 +343,11 @@ EmpiricalBaseline::EmpiricalBaseline(const SequenceSet& train, const Tokenizer& 
   best_ = std::max_element(counts.begin(), counts.end()) - counts.begin();
 }
 
-BaselineScore EmpiricalBaseline::score(const EvalBatches& batches) const {
+EmpiricalBaseline::EmpiricalBaseline(const SequenceSet& train, const Tokenizer& tokenizer,
+                                     Objective objective)
+    : EmpiricalBaseline(count_targets(train, tokenizer, objective)) {}
+
+BaselineScore EmpiricalBaseline::score(const EvalSource& batches) const {
   std::vector<int64_t> seen(probabilities_.size(), 0);
   BaselineScore score;
   for (int64_t i = 0; i < batches.size(); ++i) {

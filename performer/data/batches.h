@@ -50,7 +50,8 @@ struct Batch {
   int64_t rows = 0;
   int64_t length = 0;
   std::vector<int64_t> tokens;      ///< model input, the pad token where padded
-  std::vector<int64_t> targets;     ///< token to predict at this place, -1 = none
+  std::vector<int64_t> targets;     ///< token to predict at this place, -1 = none; or classes
+  bool classes = false;             ///< one target a row, of pairs one every two rows
   std::vector<uint8_t> padding;     ///< 1 = padded
   std::vector<int64_t> cu_seqlens;  ///< packed: where windows begin, and the end; else empty
   int64_t num_tokens = 0;           ///< places that are not padded
@@ -67,11 +68,34 @@ struct BatchPosition {
   bool operator==(const BatchPosition&) const = default;
 };
 
-/// Endless training batches. Crop: each epoch visits every sequence once, in rows of similar
-/// length, a long one through one random window. Packed: the same windows, in rows of mixed
+/// Endless training batches, a function of their position.
+class TrainSource {
+ public:
+  virtual ~TrainSource() = default;
+  /// The batch at position(), which then moves on, into the next epoch after the last batch.
+  virtual Batch next() = 0;
+  virtual BatchPosition position() const = 0;
+  /// Continues at `position` exactly as a run that came there by next(). Throws favor::Error for a
+  /// position this data does not have.
+  virtual void seek(const BatchPosition& position) = 0;
+  /// Batches of the epoch at position().
+  virtual int64_t batches_in_epoch() const = 0;
+};
+
+/// A fixed list of batches: two evaluations of one model are equal.
+class EvalSource {
+ public:
+  virtual ~EvalSource() = default;
+  virtual int64_t size() const = 0;
+  /// Throws favor::Error unless 0 <= i < size().
+  virtual Batch batch(int64_t i) const = 0;
+};
+
+/// Training batches of a set of sequences. Crop: each epoch visits every sequence once, in rows of
+/// similar length, a long one through one random window. Packed: the same windows, in rows of mixed
 /// lengths. Concat: each epoch joins the sequences in a new order and visits every window once.
 /// Memory: up to 32 bytes per sequence and 8 per concat window.
-class TrainBatches {
+class TrainBatches : public TrainSource {
  public:
   /// `sequences` must outlive this object. Throws favor::Error for options out of range or a set
   /// without a token.
@@ -79,18 +103,15 @@ class TrainBatches {
                const BatchOptions& options);
   /// A temporary set would be gone before the first batch.
   TrainBatches(const SequenceSet&&, const Tokenizer&, const BatchOptions&) = delete;
-  ~TrainBatches();
+  ~TrainBatches() override;
   TrainBatches(TrainBatches&&) noexcept;
   TrainBatches& operator=(TrainBatches&&) noexcept;
 
-  /// The batch at position(), which then moves on, into the next epoch after the last batch.
-  Batch next();
-  BatchPosition position() const;
-  /// Continues at `position` exactly as a run that came there by next(). Throws favor::Error for a
-  /// position this data does not have.
-  void seek(const BatchPosition& position);
-  /// Batches of the epoch at position(); in crops it varies slightly between epochs.
-  int64_t batches_in_epoch() const;
+  Batch next() override;
+  BatchPosition position() const override;
+  void seek(const BatchPosition& position) override;
+  /// In crops it varies slightly between epochs.
+  int64_t batches_in_epoch() const override;
 
  private:
   struct Parts;
@@ -101,20 +122,19 @@ class TrainBatches {
 /// model are equal. Crop and packed cut long sequences into adjoining windows, so nothing is left
 /// out. For kMaskedLm the masks depend on the window alone, not on tokens_per_batch or
 /// options.seed, and are the same in both.
-class EvalBatches {
+class EvalBatches : public EvalSource {
  public:
   /// `sequences` must outlive this object and may be empty.
   EvalBatches(const SequenceSet& sequences, const Tokenizer& tokenizer,
               const BatchOptions& options);
   /// A temporary set would be gone before the first batch.
   EvalBatches(const SequenceSet&&, const Tokenizer&, const BatchOptions&) = delete;
-  ~EvalBatches();
+  ~EvalBatches() override;
   EvalBatches(EvalBatches&&) noexcept;
   EvalBatches& operator=(EvalBatches&&) noexcept;
 
-  int64_t size() const;
-  /// Throws favor::Error unless 0 <= i < size().
-  Batch batch(int64_t i) const;
+  int64_t size() const override;
+  Batch batch(int64_t i) const override;
 
  private:
   struct Parts;
@@ -129,16 +149,18 @@ struct BaselineScore {
   double accuracy = 0;    ///< 0 to 1
 };
 
-/// The empirical baseline: predicts each token with its frequency among the training targets
-/// (Laplace 1 smoothing over the vocabulary), and guesses the most frequent one.
+/// The empirical baseline: predicts each token or class with its frequency among the training
+/// targets (Laplace 1 smoothing), and guesses the most frequent one.
 class EmpiricalBaseline {
  public:
+  /// From how often each target was seen.
+  explicit EmpiricalBaseline(std::vector<int64_t> counts);
   /// Targets are the letters of `train`, and for kNextToken one end token per sequence.
   EmpiricalBaseline(const SequenceSet& train, const Tokenizer& tokenizer, Objective objective);
 
   const std::vector<double>& probabilities() const { return probabilities_; }
   /// Throws favor::Error when the batches hold no target.
-  BaselineScore score(const EvalBatches& batches) const;
+  BaselineScore score(const EvalSource& batches) const;
 
  private:
   std::vector<double> probabilities_;  // [vocabulary]

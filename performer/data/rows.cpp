@@ -6,14 +6,12 @@
 #include <utility>
 
 namespace performer {
-namespace {
 
-// BERT's corruption of the letters of a row; special tokens are left alone.
-void corrupt(const Window& window, const Tokenizer& tokenizer, double fraction,
-             favor::RandomStream random, int64_t* tokens, int64_t* targets) {
+void corrupt(std::span<int64_t> tokens, const MaskIds& ids, double fraction,
+             favor::RandomStream random, int64_t* targets) {
   std::vector<int64_t> letters;
-  for (size_t i = 0; i < window.size(); ++i) {
-    if (!tokenizer.is_special(window[i])) letters.push_back(static_cast<int64_t>(i));
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (tokens[i] < ids.num_letters) letters.push_back(static_cast<int64_t>(i));
   }
   if (letters.empty()) return;
   const double share = fraction * static_cast<double>(letters.size());
@@ -21,17 +19,15 @@ void corrupt(const Window& window, const Tokenizer& tokenizer, double fraction,
   for (size_t i = 0; i < chosen; ++i) {
     std::swap(letters[i], letters[i + random.below(letters.size() - i)]);
     const int64_t at = letters[i];
-    targets[at] = window[at];
+    targets[at] = tokens[at];
     const uint64_t fate = random.below(10);
     if (fate < 8) {
-      tokens[at] = tokenizer.mask();
+      tokens[at] = ids.mask;
     } else if (fate == 8) {
-      tokens[at] = static_cast<int64_t>(random.below(tokenizer.num_standard()));
+      tokens[at] = static_cast<int64_t>(random.below(ids.num_standard));
     }
   }
 }
-
-}  // namespace
 
 int64_t window_tokens(const BatchOptions& options) {
   return options.length + (options.objective == Objective::kNextToken ? 1 : 0);
@@ -103,7 +99,9 @@ Batch make_batch(const std::vector<Window>& windows, const Tokenizer& tokenizer,
     if (options.objective == Objective::kNextToken) {
       std::copy_n(window.begin() + 1, count, targets);
     } else {
-      corrupt(window, tokenizer, options.mask_fraction, mask_stream(row), tokens, targets);
+      const MaskIds ids{tokenizer.num_letters(), tokenizer.num_standard(), tokenizer.mask()};
+      corrupt({tokens, static_cast<size_t>(count)}, ids, options.mask_fraction, mask_stream(row),
+              targets);
     }
     batch.num_tokens += count;
   }

@@ -41,6 +41,18 @@ class JoinedStream {
   std::vector<int64_t> starts_ = {0};  // of the end token before each sequence, and of the last one
 };
 
+/// Which ids may be masked and what replaces them.
+struct MaskIds {
+  int64_t num_letters = 0;   ///< ids below may be chosen
+  int64_t num_standard = 0;  ///< ids below may stand in
+  int64_t mask = 0;
+};
+
+/// BERT's corruption: the share `fraction` of the letters (at least one) become targets and are
+/// replaced by the mask (80 %), by a random letter (10 %) or by themselves.
+void corrupt(std::span<int64_t> tokens, const MaskIds& ids, double fraction,
+             favor::RandomStream random, int64_t* targets);
+
 /// Pads the windows to one length, or packs them into one row, and sets the targets.
 /// `mask_stream(i)` gives the generator of a window's corruption (masked LM only).
 Batch make_batch(const std::vector<Window>& windows, const Tokenizer& tokenizer,
