@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "favor/check.h"
+#include "performer/models/token_step.h"
 #include "performer/nn/layers.h"
 #include "performer/nn/stack.h"
 
@@ -23,6 +24,8 @@ struct LanguageModelImpl::Parts {
   torch::nn::LayerNorm norm{nullptr};
   torch::nn::Linear output{nullptr};  // empty when the embedding is shared
   uint32_t redraw_index = 0;
+  bool fused_decode = true;
+  std::unique_ptr<TokenStep> token_step;  // made when it is first wanted
 
   Tensor rotary(int64_t begin, int64_t length) const {
     if (config.positions != PositionKind::kRotary) return {};
@@ -240,6 +243,10 @@ Tensor LanguageModelImpl::decode(const Tensor& tokens, DecoderState& state) {
   Parts& parts = *parts_;
   parts.check_stream(tokens, state);
   const torch::NoGradGuard no_grad;
+  if (parts.fused_decode && state.position > 0) {
+    if (!parts.token_step) parts.token_step = std::make_unique<TokenStep>(*this, parts.config);
+    if (parts.token_step->serves(tokens, state)) return parts.token_step->run(tokens, state);
+  }
   const bool in_step = state.positions.empty();
   Residual x = parts.stack.open(in_step ? parts.embed->forward(tokens, state.position)
                                         : parts.embed->forward_rows(tokens, state.positions));
@@ -284,6 +291,10 @@ void LanguageModelImpl::redraw(uint32_t index) {
 
 uint32_t LanguageModelImpl::redraw_index() const {
   return parts_->redraw_index;
+}
+
+void LanguageModelImpl::set_fused_decode(bool wanted) {
+  parts_->fused_decode = wanted;
 }
 
 const ModelConfig& LanguageModelImpl::config() const {

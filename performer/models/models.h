@@ -97,6 +97,10 @@ class LanguageModelImpl : public torch::nn::Module {
   void redraw(uint32_t index);
   uint32_t redraw_index() const;
 
+  /// Whether decode takes single tokens through a fused step where it knows one (the default), or
+  /// always through the modules. The results differ by rounding.
+  void set_fused_decode(bool wanted);
+
   const ModelConfig& config() const;
 
  private:

@@ -267,6 +267,11 @@ Tensor MultiHeadAttentionImpl::decode(const Tensor& x, AttentionState& state,
   return parts.join(softmax_attention(q, k, v, {}, /*causal=*/true));
 }
 
+FavorArguments MultiHeadAttentionImpl::favor_arguments() {
+  FAVOR_CHECK(parts_->is_favor(), "MultiHeadAttention: method is exact, expected favor");
+  return parts_->call_arguments();
+}
+
 void MultiHeadAttentionImpl::redraw(uint32_t index) {
   Parts& parts = *parts_;
   if (!parts.arguments.projection) return;

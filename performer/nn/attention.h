@@ -13,6 +13,7 @@
 #include "performer/models/config.h"
 #include "performer/nn/diagnostics.h"
 #include "performer/nn/layout.h"
+#include "performer/ops/arguments.h"
 #include "performer/ops/slice_attention.h"
 
 namespace performer {
@@ -64,6 +65,9 @@ class MultiHeadAttentionImpl : public torch::nn::Module {
   /// them too. Records no gradient.
   torch::Tensor decode(const torch::Tensor& x, AttentionState& state,
                        const torch::Tensor& rotary = {});
+
+  /// Method favor only: what favor_attention is called with.
+  FavorArguments favor_arguments();
 
   /// Draws the matrices of redraw index `index` in place; does nothing without random matrices.
   void redraw(uint32_t index);

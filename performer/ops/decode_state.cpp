@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decoding: the functional operator of one token, and streams that continue a state in place.
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
@@ -265,6 +266,17 @@ at::Tensor favor_decode(const at::Tensor& q, const at::Tensor& k, const at::Tens
     state = std::move(final_state);
   });
   return out;
+}
+
+void favor_decode(const favor::View4<const float>& q, const favor::View4<const float>& k,
+                  const favor::View4<const float>& v, const FavorArguments& arguments,
+                  favor::DecodeState& state, const favor::View4<float>& out) {
+  // What is checked against the arguments are the shapes.
+  const auto shape = [](const favor::View4<const float>& view) {
+    return at::from_blob(const_cast<float*>(view.data), view.sizes, view.strides, at::kFloat);
+  };
+  const ops::Parameters<float> params("favor_decode", shape(q), shape(k), arguments);
+  favor::decode_step(params.value, q, k, v, state, out);
 }
 
 }  // namespace performer

@@ -13,6 +13,7 @@
 
 #include "favor/attention.h"
 #include "favor/hybrid_state.h"
+#include "favor/tensor_view.h"
 #include "performer/ops/arguments.h"
 
 namespace performer {
@@ -34,6 +35,12 @@ at::Tensor exact_attention(const at::Tensor& q, const at::Tensor& k, const at::T
 /// (default-constructed) state starts a stream. Records no gradient.
 at::Tensor favor_decode(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const FavorArguments& arguments, favor::DecodeState& state);
+
+/// The same of one token for views of float32, q [B, H, 1, D], k [B, G, 1, D] and v [B, G, 1, E],
+/// and a state that has been started; writes out [B, H, 1, E].
+void favor_decode(const favor::View4<const float>& q, const favor::View4<const float>& k,
+                  const favor::View4<const float>& v, const FavorArguments& arguments,
+                  favor::DecodeState& state, const favor::View4<float>& out);
 
 /// The same with arguments.window > 0: the tokens that start a stream are one causal pass, those
 /// that follow are single steps, in float32 whatever the type of q, k and v.
