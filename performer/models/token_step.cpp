@@ -59,7 +59,8 @@ TokenStep::TokenStep(torch::nn::Module& model, const ModelConfig& config) : conf
            layer.qkv_weight.defined() && layer.out_weight.defined() && layer.up_weight.defined() &&
            layer.down_weight.defined();
   };
-  is_known_ = config.causal && config.attention.method == AttentionMethod::kFavor &&
+  is_known_ = config.causal && !config.reversible &&
+              config.attention.method == AttentionMethod::kFavor &&
               all_.size() == parameters.size() && attention_.size() == layers_.size() &&
               tokens_.defined() && norm_weight_.defined() &&
               std::all_of(layers_.begin(), layers_.end(), has_all);
