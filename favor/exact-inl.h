@@ -41,6 +41,7 @@ struct KeyBlock {
   Panels values;             ///< [kKeyBlock, E]
   float* log_weight;         ///< [kKeyBlock] in base 2; all 0 without weights
   bool has_weights = false;  ///< some log weight is not 0
+  bool skip_self = false;    ///< no query meets the key at its own position
   int64_t size = 0;
   int64_t position[kKeyBlock];
   Positions queries[kKeyBlock];  ///< what each key is met by
@@ -78,7 +79,8 @@ struct KeyBlock {
       --rows.end;
     }
     for (int64_t r = rows.begin; r < rows.end && rows.whole; ++r) {
-      rows.whole = queries[r].begin <= wanted.begin && queries[r].end >= wanted.end;
+      rows.whole = queries[r].begin <= wanted.begin && queries[r].end >= wanted.end &&
+                   !(skip_self && position[r] >= wanted.begin && position[r] < wanted.end);
     }
     return rows;
   }
@@ -128,6 +130,7 @@ class KeyStream {
       block.has_weights = block.has_weights || weight != 0.0f;
       block.position[block.size] = i;
       block.queries[block.size] = plan_.queries_of_key(segment_, i);
+      block.skip_self = plan_.skip_self;
       ++block.size;
     }
   }
@@ -180,6 +183,10 @@ inline HWY_NOINLINE void score(const KeyBlock& block, const KeyBlock::Rows& rows
       float* at = scores + r * NR + half;
       const auto met = hn::AndNot(lanes(block.queries[r].begin), lanes(block.queries[r].end));
       hn::StoreU(hn::IfThenElse(met, hn::Add(hn::LoadU(d, at), weight), none), d, at);
+    }
+    const int64_t own = block.position[r] - first;
+    if (block.skip_self && own >= 0 && own < NR) {
+      scores[r * NR + own] = -std::numeric_limits<float>::infinity();
     }
   }
 }

@@ -22,7 +22,7 @@ ExactPlan<Compute<T>> make_plan(const char* op, const ExactParams<Compute<T>>& p
   enter_scale(op, params, call);
   checked_product(op, {call.D + call.E + 64, int64_t{4096}});
   enter_keys(op, params, "is seen", call);
-  return {std::move(call), params.is_causal};
+  return {std::move(call), params.is_causal, params.skip_self};
 }
 
 }  // namespace

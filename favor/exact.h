@@ -35,6 +35,8 @@ struct ExactParams {
   /// With a window: the first keys of each segment, and the last ones too unless causal, that every
   /// query sees.
   int64_t sinks = 0;
+  /// Leaves out the key at the query's own position in the segment.
+  bool skip_self = false;
   /// Packed segments: N + 1 ascending offsets from 0 to L (queries) and to S (keys). Segment n of
   /// the queries sees segment n of the keys only. Both empty: one segment.
   std::span<const int64_t> cu_seqlens_q;

@@ -24,12 +24,13 @@ struct Positions {
 template <class T>
 struct ExactPlan : AttentionCall<T> {
   bool is_causal;
+  bool skip_self;
 
   using AttentionCall<T>::L, AttentionCall<T>::S, AttentionCall<T>::window, AttentionCall<T>::sinks;
 
   /// Of a call whose window and sinks may be longer than its tokens.
-  ExactPlan(AttentionCall<T> call, bool causal)
-      : AttentionCall<T>(std::move(call)), is_causal(causal) {
+  ExactPlan(AttentionCall<T> call, bool causal, bool without_self = false)
+      : AttentionCall<T>(std::move(call)), is_causal(causal), skip_self(without_self) {
     window = std::min(window, std::max({L, S, int64_t{1}}));
     sinks = std::min(sinks, S);
   }
@@ -40,7 +41,8 @@ struct ExactPlan : AttentionCall<T> {
     return j < sinks || (!is_causal && j >= segment.num_keys() - sinks);
   }
 
-  /// The queries of a segment that meet the key at position `j`.
+  /// The queries of a segment that meet the key at position `j`, with the one at `j` itself even
+  /// where skip_self leaves it out.
   Positions queries_of_key(const Segment& segment, int64_t j) const {
     Positions queries{0, segment.num_queries()};
     if (window > 0 && !is_sink(segment, j)) {

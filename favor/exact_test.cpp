@@ -55,6 +55,8 @@ Case random_exact_case(uint64_t index, bool causal) {
   constexpr int64_t kSinks[] = {0, 0, 1, 4, 200};
   c.window = test::pick(rng, kWindows);
   if (c.window > 0) c.sinks = test::pick(rng, kSinks);
+  RandomStream own(index, 20 + causal);
+  c.skip_self = own.below(3) == 0;
   // Rounding at the end hides most errors of a kernel, so float is the rule.
   constexpr ElementType kHalves[] = {ElementType::kBfloat16, ElementType::kFloat16};
   if (rng.below(4) == 0) c.element = test::pick(rng, kHalves);
@@ -90,6 +92,35 @@ TEST(Exact, MatchesTheReferenceAtLength) {
     c.sinks = 5;
     c.weights = test::WeightKind::kPerHead;
     test::expect_parity(c);
+    c.skip_self = true;
+    test::expect_parity(c);
+  }
+}
+
+TEST(Exact, SkippedKeysHaveNoSay) {
+  for (const bool causal : {false, true}) {
+    Case c = exact_case(causal);
+    c.B = c.H = 1;
+    c.L = c.S = 70;
+    c.skip_self = true;
+    const Problem p = test::make_problem(c);
+    test::for_each_isa([&](const char* isa) {
+      SCOPED_TRACE(isa);
+      const std::vector<float> before = test::run_kernel(p, test::Passes::kForward).out;
+      for (const int64_t row : {0, 1, 37, 69}) {
+        Problem other = p;
+        std::fill_n(other.v.begin() + row * c.E, c.E, 1e30f);
+        const std::vector<float> after = test::run_kernel(other, test::Passes::kForward).out;
+        EXPECT_TRUE(std::equal(before.begin() + row * c.E, before.begin() + (row + 1) * c.E,
+                               after.begin() + row * c.E));
+        // The last key of a causal call has no other query.
+        EXPECT_EQ(before == after, causal && row == 69);
+      }
+      if (!causal) return;
+      // The first query has nothing to see.
+      EXPECT_TRUE(std::all_of(before.begin(), before.begin() + c.E,
+                              [](float value) { return value == 0.0f; }));
+    });
   }
 }
 
@@ -238,6 +269,8 @@ TEST(ReferenceExact, GradientsAreThoseOfTheOutput) {
       c.window = window;
       c.sinks = window > 0 ? 1 : 0;
       c.weights = test::WeightKind::kPerHead;
+      test::expect_gradients_of_output(test::make_problem(c), 1e-5);
+      c.skip_self = true;
       test::expect_gradients_of_output(test::make_problem(c), 1e-5);
     }
   }

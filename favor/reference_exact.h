@@ -55,7 +55,7 @@ std::vector<T> exact_scores(const ExactParams<T>& params, View4<const T> q, View
   std::vector<T> scores(p.k1 - p.k0, -std::numeric_limits<T>::infinity());
   for (int64_t j = p.k0; j < p.k1; ++j) {
     const int64_t row = i - p.q0, col = j - p.k0;
-    if (params.is_causal && col > row) continue;
+    if ((params.is_causal && col > row) || (params.skip_self && col == row)) continue;
     if (!is_near(row, col, p.k1 - p.k0, params.window, params.sinks, params.is_causal)) continue;
     if (params.key_padding_mask != nullptr && params.key_padding_mask[p.b * S + j] != 0) continue;
     T score = 0;

@@ -60,6 +60,7 @@ struct Case {
   WeightKind weights = WeightKind::kNone;
   int64_t window = 0, sinks = 0;
   bool exact = false;                           ///< exact attention instead of features
+  bool skip_self = false;                       ///< of exact attention
   bool keep_state = true;                       ///< pass Saved::state
   ElementType element = ElementType::kFloat32;  ///< of q, k, v, out and gradients
   uint64_t seed = 1;
@@ -71,11 +72,11 @@ struct Case {
   std::string name() const {
     return message(causal ? "causal" : "bidirectional", " ",
                    exact ? "exact" : to_string(feature_map), " window ", window, " sinks ", sinks,
-                   " B", B, " H", H, " L", L, " S", S, " D", D, " E", E, " M", M, " norm ", norm,
-                   " mask ", static_cast<int>(mask), " projection ", static_cast<int>(projection),
-                   structured ? " structured" : "", " layout ", static_cast<int>(layout),
-                   " segments ", cu_seqlens_q.size(), " group ", group, " weights ",
-                   static_cast<int>(weights), " renormalize ", renormalize, " eps ",
+                   skip_self ? " skip_self" : "", " B", B, " H", H, " L", L, " S", S, " D", D, " E",
+                   E, " M", M, " norm ", norm, " mask ", static_cast<int>(mask), " projection ",
+                   static_cast<int>(projection), structured ? " structured" : "", " layout ",
+                   static_cast<int>(layout), " segments ", cu_seqlens_q.size(), " group ", group,
+                   " weights ", static_cast<int>(weights), " renormalize ", renormalize, " eps ",
                    feature_eps.value_or(-1), " element ", static_cast<int>(element));
   }
 };
@@ -246,6 +247,7 @@ ExactParams<T> exact_params(const Case& c, const AttentionParams<T>& params) {
   exact.num_key_log_weights = params.num_key_log_weights;
   exact.window = c.window;
   exact.sinks = c.sinks;
+  exact.skip_self = c.skip_self;
   exact.cu_seqlens_q = params.cu_seqlens_q;
   exact.cu_seqlens_k = params.cu_seqlens_k;
   return exact;
