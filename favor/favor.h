@@ -19,6 +19,7 @@
 #include "favor/feature_map.h"
 #include "favor/hybrid_state.h"
 #include "favor/isa.h"
+#include "favor/kmeans.h"
 #include "favor/method.h"
 #include "favor/parallel.h"
 #include "favor/projection.h"
