@@ -66,7 +66,7 @@ int run_bench(const Command& command, const std::vector<std::string>& arguments)
   options.add("--length", work.length,
               "tokens per row; of generation, tokens already in the state");
   options.add("--batch", work.batch, "rows");
-  options.add("--attention", attention, "favor or exact");
+  options.add("--attention", attention, "method");
   options.add("--causal", work.model.causal, "a decoder");
   options.add("--dtype", dtype, "float32 or bfloat16 (autocast)");
   options.add("--vocab-size", work.model.vocab_size, "tokens of the vocabulary");
@@ -108,6 +108,7 @@ int run_bench(const Command& command, const std::vector<std::string>& arguments)
     work.bfloat16 = dtype == "bfloat16";
     work.model.causal = work.model.causal || work.kind == WorkKind::kGenerate;
     work.model.positions = PositionKind::kSinusoidal;
+    work.model.max_length = work.length;  // of linformer
     work.check();
   } catch (const favor::Error& error) {
     throw UsageError(message("bench: ", error.what()));
@@ -139,7 +140,7 @@ int run_bench(const Command& command, const std::vector<std::string>& arguments)
       repeat();
     }
   }
-  print_line({{"impl", attention == "favor" ? "performer" : "performer (exact)"},
+  print_line({{"impl", attention == "favor" ? "performer" : "performer (" + attention + ")"},
               {"mode", mode},
               {"causal", work.model.causal},
               {"dtype", dtype},

@@ -204,7 +204,7 @@ void generate(LanguageModel& model, const Tokenizer& tokenizer, std::span<const 
   FAVOR_CHECK(last == nullptr || jobs.size() == 1, "generate: jobs holds ", jobs.size(),
               " sequences, expected 1 to keep the state of");
   const Evaluation evaluation(model);
-  const bool equal_lengths = config.attention.method == AttentionMethod::kExact;
+  const bool equal_lengths = rows_share_position(config);
   const auto complete = [&](const StreamJob& job) {
     return job.start->length >= options.max_length;
   };

@@ -42,31 +42,10 @@ std::string checksum(const std::vector<StoredTensor>& tensors, const Metadata& m
   return sha.digest();
 }
 
-// The arrays of a FAVOR layer's state, by name, with their shapes.
-struct Member {
-  const char* name;
-  std::vector<float> favor::DecodeState::*values;
-  Shape shape;
-  bool optional;
-};
-
-std::vector<Member> members(const favor::DecodeState& state) {
-  const int64_t B = state.B, H = state.H, M = state.M, E = state.E;
-  using favor::DecodeState;
-  return {{"c", &DecodeState::c, {B, H, M}, false},
-          {"S", &DecodeState::S, {B, H, M, E}, false},
-          {"z", &DecodeState::z, {B, H, M}, false},
-          {"S_rest", &DecodeState::S_rest, {B, H, M, E}, true},
-          {"z_rest", &DecodeState::z_rest, {B, H, M}, true},
-          {"hot_features",
-           &DecodeState::hot_features,
-           {B, H, favor::kHotTokens, state.hot_stride()},
-           true},
-          {"hot_values", &DecodeState::hot_values, {B, H, favor::kHotTokens, E}, true}};
-}
-
-std::string layer_name(size_t layer, const std::string& member) {
-  return "layers." + std::to_string(layer) + "." + member;
+// Layers whose heads are of two methods number the second as a group.
+std::string array_name(size_t layer, size_t group, const std::string& name) {
+  const std::string of_group = group == 0 ? "" : "groups." + std::to_string(group) + ".";
+  return "layers." + std::to_string(layer) + "." + of_group + name;
 }
 
 // Tensors and what they point to.
@@ -150,28 +129,28 @@ class Reader {
     if (tensor.bytes > 0) std::memcpy(to, tensor.data, tensor.bytes);
   }
 
-  favor::DecodeState layer(size_t i, const ModelConfig& config, int64_t position) const {
-    const int64_t D = config.head_dim();
-    const AttentionOptions& attention = config.attention;
-    favor::DecodeState state(1, config.num_heads,
-                             attention.use_projection ? attention.num_features : D, D);
-    state.position = position;
-    state.num_hot = number<int64_t>("num_hot");
-    for (const Member& member : members(state)) {
-      const std::string name = layer_name(i, member.name);
-      if (member.optional && !file_.contains(name)) continue;
-      std::vector<float>& values = state.*member.values;
+  // Fills the arrays of a state that has their shapes.
+  void fill(size_t layer, size_t group, HeadsState& state) const {
+    if (int64_t* hot = hot_tokens(state)) *hot = number<int64_t>("num_hot");
+    for (const StateArray& array : state_arrays(state)) {
+      const std::string name = array_name(layer, group, array.name);
+      if (array.optional && !file_.contains(name)) continue;
+      if (array.tensor != nullptr) {
+        copy(name, array.shape, array.tensor->mutable_data_ptr<float>());
+        continue;
+      }
       int64_t count = 1;
-      for (const int64_t size : member.shape) count *= size;
-      values.resize(static_cast<size_t>(count));
-      copy(name, member.shape, values.data());
+      for (const int64_t size : array.shape) count *= size;
+      array.values->resize(static_cast<size_t>(count));
+      copy(name, array.shape, array.values->data());
     }
     try {
-      favor::check_sizes("layer", std::to_string(i).c_str(), state);
+      const auto* hybrid = std::get_if<favor::HybridState>(&state);
+      const auto* sums = hybrid ? &hybrid->far : std::get_if<favor::DecodeState>(&state);
+      if (sums) favor::check_sizes("layer", std::to_string(layer).c_str(), *sums);
     } catch (const favor::Error& error) {
       throw std::runtime_error(message(path_, ": ", error.what()));
     }
-    return state;
   }
 
  private:
@@ -195,40 +174,46 @@ std::string weights_hash(LanguageModel& model) {
 }
 
 void save_stream(const std::string& path, const SavedStream& stream, LanguageModel& model) {
-  const DecoderState& state = stream.start.state;
+  DecoderState state = stream.start.state;
   FAVOR_CHECK(state.streams() <= 1 && state.positions.empty(), "save_stream: state holds ",
               state.streams(), " streams, expected 1");
+  int64_t num_hot = 0;  // the same in all layers
+  for (AttentionState& layer : state.layers) {
+    for (HeadsState& heads : layer.groups) {
+      if (const int64_t* hot = hot_tokens(heads)) num_hot = *hot;
+    }
+  }
   Writer writer;
   const RandomPlace& random = stream.random;
-  writer.metadata = {
-      {"format", kFormat},
-      {"format_version", std::to_string(kStreamFileVersion)},
-      {"weights", weights_hash(model)},
-      {"position", std::to_string(state.position)},
-      {"length", std::to_string(stream.start.length)},
-      {"ended", stream.ended ? "1" : "0"},
-      {"num_hot", std::to_string(state.layers.empty() ? 0 : state.layers.front().num_hot)},
-      {"random_seed", std::to_string(random.seed)},
-      {"random_stream", std::to_string(random.stream)},
-      {"random_substream", std::to_string(random.substream)},
-      {"random_block", std::to_string(random.position.block)},
-      {"random_used", std::to_string(random.position.used)}};
+  writer.metadata = {{"format", kFormat},
+                     {"format_version", std::to_string(kStreamFileVersion)},
+                     {"weights", weights_hash(model)},
+                     {"position", std::to_string(state.position)},
+                     {"length", std::to_string(stream.start.length)},
+                     {"ended", stream.ended ? "1" : "0"},
+                     {"num_hot", std::to_string(num_hot)},
+                     {"random_seed", std::to_string(random.seed)},
+                     {"random_stream", std::to_string(random.stream)},
+                     {"random_substream", std::to_string(random.substream)},
+                     {"random_block", std::to_string(random.position.block)},
+                     {"random_used", std::to_string(random.position.used)}};
   const std::vector<int64_t>& pending = stream.start.pending;
   writer.add("pending", StoredType::kI64, {std::ssize(pending)}, pending.data(),
              pending.size() * sizeof(int64_t));
   const std::vector<uint8_t> recent = stream.start.recent.last(RecentTokens::kMost);
   writer.add("recent", StoredType::kU8, {std::ssize(recent)}, recent.data(), recent.size());
   for (size_t i = 0; i < state.layers.size(); ++i) {
-    for (const Member& member : members(state.layers[i])) {
-      const std::vector<float>& values = state.layers[i].*member.values;
-      if (member.optional && values.empty()) continue;
-      writer.add(layer_name(i, member.name), StoredType::kF32, member.shape, values.data(),
-                 values.size() * sizeof(float));
+    for (size_t g = 0; g < state.layers[i].groups.size(); ++g) {
+      for (const StateArray& array : state_arrays(state.layers[i].groups[g])) {
+        const std::string name = array_name(i, g, array.name);
+        if (array.tensor != nullptr) {
+          writer.add(name, *array.tensor);
+        } else if (!array.optional || !array.values->empty()) {
+          writer.add(name, StoredType::kF32, array.shape, array.values->data(),
+                     array.values->size() * sizeof(float));
+        }
+      }
     }
-  }
-  for (size_t i = 0; i < state.keys.size(); ++i) {
-    writer.add(layer_name(i, "keys"), state.keys[i]);
-    writer.add(layer_name(i, "values"), state.values[i]);
   }
   writer.write(path);
 }
@@ -258,16 +243,10 @@ SavedStream load_stream(const std::string& path, LanguageModel& model) {
              " tokens, expected at least 1 and all below ", config.vocab_size);
   for (const uint8_t id : file.values<uint8_t>("recent", StoredType::kU8)) start.recent.add(id);
   if (state.position == 0) return stream;
-  for (int64_t i = 0; i < config.num_layers; ++i) {
-    const auto layer = static_cast<size_t>(i);
-    if (config.attention.method == AttentionMethod::kFavor) {
-      state.layers.push_back(file.layer(layer, config, state.position));
-      continue;
-    }
-    const Shape shape = {1, config.num_heads, state.position, config.head_dim()};
-    for (auto [name, list] : {std::pair{"keys", &state.keys}, std::pair{"values", &state.values}}) {
-      list->push_back(torch::empty(shape));
-      file.copy(layer_name(layer, name), shape, list->back().mutable_data_ptr<float>());
+  state = model->blank_state(1, state.position);
+  for (size_t i = 0; i < state.layers.size(); ++i) {
+    for (size_t g = 0; g < state.layers[i].groups.size(); ++g) {
+      file.fill(i, g, state.layers[i].groups[g]);
     }
   }
   return stream;

@@ -76,29 +76,41 @@ TEST_F(StreamFile, ResumedGenerationHasTheSameBits) {
   options.ignore_end = true;
   options.repetition_penalty = 1.2;
   options.penalty_window = 7;
-  for (const AttentionMethod method : {AttentionMethod::kFavor, AttentionMethod::kExact}) {
+  for (const AttentionMethod method : attention_methods()) {
+    if (!has_causal_form(method)) continue;
     ModelConfig config = tiny_model(true, PositionKind::kSinusoidal)->config();
     config.attention.method = method;
-    LanguageModel model(config);
-    model->eval();
-    SavedStream beginning;
-    beginning.start = start_stream(tokenizer, tokenizer.bos(), "MKT");
-    beginning.random = random_place(6, "MKT", 2);
-    const Part whole = go_on(model, beginning, options, 90, nullptr);
-    ASSERT_EQ(whole.letters.size(), 87u);
-    // Cuts at the prompt's end, amid hot tokens and after they were added.
-    for (const int64_t cut : {3, 4, 12, 19, 20, 61}) {
-      SavedStream last;
-      Part joined = go_on(model, beginning, options, cut, &last);
-      save_stream(path_, last, model);
-      const SavedStream loaded = load_stream(path_, model);
-      EXPECT_EQ(loaded.start.length, cut);
-      EXPECT_FALSE(loaded.ended);
-      const Part rest = go_on(model, loaded, options, 90, nullptr);
-      joined.letters += rest.letters;
-      joined.log_probs.insert(joined.log_probs.end(), rest.log_probs.begin(), rest.log_probs.end());
-      EXPECT_EQ(joined.letters, whole.letters) << cut;
-      EXPECT_EQ(joined.log_probs, whole.log_probs) << cut;
+    config.attention.local_window = 8;
+    config.attention.hash_buckets = 2;
+    config.attention.bucket_block = 8;
+    for (const bool mixed : {false, true}) {
+      // Near keys beside the sums, and heads of two kinds.
+      if (mixed) {
+        config.attention.local_heads = 1;
+        if (method == AttentionMethod::kFavor) config.attention.window = 6;
+      }
+      LanguageModel model(config);
+      model->eval();
+      SavedStream beginning;
+      beginning.start = start_stream(tokenizer, tokenizer.bos(), "MKT");
+      beginning.random = random_place(6, "MKT", 2);
+      const Part whole = go_on(model, beginning, options, 90, nullptr);
+      ASSERT_EQ(whole.letters.size(), 87u);
+      // Cuts at the prompt's end, amid hot tokens and after they were added.
+      for (const int64_t cut : {3, 4, 12, 19, 20, 61}) {
+        SavedStream last;
+        Part joined = go_on(model, beginning, options, cut, &last);
+        save_stream(path_, last, model);
+        const SavedStream loaded = load_stream(path_, model);
+        EXPECT_EQ(loaded.start.length, cut);
+        EXPECT_FALSE(loaded.ended);
+        const Part rest = go_on(model, loaded, options, 90, nullptr);
+        joined.letters += rest.letters;
+        joined.log_probs.insert(joined.log_probs.end(), rest.log_probs.begin(),
+                                rest.log_probs.end());
+        EXPECT_EQ(joined.letters, whole.letters) << cut;
+        EXPECT_EQ(joined.log_probs, whole.log_probs) << cut;
+      }
     }
   }
 }

@@ -11,8 +11,11 @@ namespace performer {
 namespace {
 
 constexpr favor::Word<AttentionMethod> kMethods[] = {
-    {AttentionMethod::kFavor, "favor"},
-    {AttentionMethod::kExact, "exact"},
+    {AttentionMethod::kFavor, "favor"},         {AttentionMethod::kExact, "exact"},
+    {AttentionMethod::kLinear, "linear"},       {AttentionMethod::kWindow, "window"},
+    {AttentionMethod::kLinformer, "linformer"}, {AttentionMethod::kLsh, "lsh"},
+    {AttentionMethod::kClustered, "clustered"}, {AttentionMethod::kFavorClusters, "favor_clusters"},
+    {AttentionMethod::kCentroids, "centroids"},
 };
 
 constexpr favor::Word<PositionKind> kPositions[] = {
@@ -46,6 +49,44 @@ PositionKind position_kind_from_string(std::string_view word) {
   return favor::value_of(kPositions, word, "config: positions");
 }
 
+const std::vector<AttentionMethod>& attention_methods() {
+  static const std::vector<AttentionMethod> methods = [] {
+    std::vector<AttentionMethod> all;
+    for (const auto& entry : kMethods) all.push_back(entry.value);
+    return all;
+  }();
+  return methods;
+}
+
+bool has_causal_form(AttentionMethod method) {
+  switch (method) {
+    case AttentionMethod::kFavor:
+    case AttentionMethod::kExact:
+    case AttentionMethod::kLinear:
+    case AttentionMethod::kWindow:
+    case AttentionMethod::kLsh:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool has_random_matrices(AttentionMethod method) {
+  return method == AttentionMethod::kFavor || method == AttentionMethod::kFavorClusters ||
+         method == AttentionMethod::kLsh;
+}
+
+bool AttentionOptions::keeps_sums() const {
+  return (method == AttentionMethod::kFavor || method == AttentionMethod::kLinear) && window == 0 &&
+         local_heads == 0;
+}
+
+void AttentionOptions::check_direction(bool causal) const {
+  FAVOR_CHECK(!causal || has_causal_form(method), "config: causal is true, expected false with ",
+              "attention ", to_string(method), " (what a query sees depends on later tokens; ",
+              "causal forms have favor, exact, linear, window and lsh)");
+}
+
 void AttentionOptions::check() const {
   check_range("num_features", num_features, 1, int64_t{1} << 20);
   FAVOR_CHECK(redraw_interval >= 0, "config: redraw_interval is ", redraw_interval,
@@ -67,6 +108,33 @@ void AttentionOptions::check() const {
     FAVOR_CHECK(feature_eps <= 0, "config: feature_eps is ", feature_eps,
                 ", expected 0 or negative with feature_map positive (it needs none)");
   }
+  check_range("window", window, 0, kLargeSize);
+  check_range("sinks", sinks, 0, kLargeSize);
+  check_range("local_heads", local_heads, 0, kLargeSize);
+  check_range("local_window", local_window, 1, kLargeSize);
+  check_range("mixed_keys", mixed_keys, 1, kLargeSize);
+  check_range("hash_rounds", hash_rounds, 1, 1000);
+  check_range("hash_buckets", hash_buckets, 2, int64_t{1} << 16);
+  FAVOR_CHECK(hash_buckets % 2 == 0, "config: hash_buckets is ", hash_buckets,
+              ", expected an even number (a direction and its opposite are two buckets)");
+  check_range("bucket_block", bucket_block, 1, kLargeSize);
+  check_range("num_clusters", num_clusters, 1, int64_t{1} << 16);
+  check_range("cluster_iterations", cluster_iterations, 0, 1000);
+  check_range("cluster_top", cluster_top, 0, kLargeSize);
+  const bool takes_window =
+      method == AttentionMethod::kFavor || method == AttentionMethod::kCentroids;
+  FAVOR_CHECK(window == 0 || takes_window, "config: window is ", window,
+              ", expected 0 with attention ", to_string(method),
+              " (favor and centroids take one; attention window has local_window)");
+  const bool has_window = window > 0 || local_heads > 0 || method == AttentionMethod::kWindow;
+  FAVOR_CHECK(sinks == 0 || has_window, "config: sinks is ", sinks,
+              ", expected 0 without a window (window, local_heads or attention window)");
+  FAVOR_CHECK(method != AttentionMethod::kFavor || window == 0 ||
+                  (favor::estimates_softmax(feature_map) &&
+                   feature_map != favor::FeatureMapKind::kTrig && feature_eps <= 0),
+              "config: window is ", window, ", expected 0 with feature_map ", map,
+              feature_eps > 0 ? " and a feature_eps" : "",
+              " (exact scores need features that are positive and estimate softmax)");
 }
 
 void ModelConfig::check() const {
@@ -84,6 +152,10 @@ void ModelConfig::check() const {
   FAVOR_CHECK(dropout >= 0 && dropout < 1, "config: dropout is ", dropout,
               ", expected at least 0 and less than 1");
   attention.check();
+  attention.check_direction(causal);
+  FAVOR_CHECK(attention.local_heads < num_heads, "config: local_heads is ", attention.local_heads,
+              ", expected less than num_heads = ", num_heads,
+              " (attention window makes all heads local)");
 }
 
 }  // namespace performer

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "favor/feature_map.h"
 #include "favor/projection.h"
@@ -14,8 +15,15 @@
 namespace performer {
 
 enum class AttentionMethod {
-  kFavor,  ///< linear attention by random features
-  kExact,  ///< softmax attention (torch's scaled_dot_product_attention)
+  kFavor,          ///< linear attention by random features, near keys exactly on request
+  kExact,          ///< softmax attention (torch's scaled_dot_product_attention)
+  kLinear,         ///< linear attention by the features elu(x) + 1 of q and k themselves
+  kWindow,         ///< softmax attention over near keys alone
+  kLinformer,      ///< softmax attention over learned mixtures of the keys
+  kLsh,            ///< softmax attention over keys of the same hash
+  kClustered,      ///< softmax attention of clusters of queries
+  kFavorClusters,  ///< random features within clusters of keys
+  kCentroids,      ///< near keys exactly, far keys by the means of their clusters
 };
 
 enum class PositionKind {
@@ -30,7 +38,15 @@ std::string to_string(PositionKind kind);
 AttentionMethod attention_method_from_string(std::string_view word);
 PositionKind position_kind_from_string(std::string_view word);
 
-/// How one attention layer computes; the same for every layer of a model.
+/// Every method there is.
+const std::vector<AttentionMethod>& attention_methods();
+/// Whether the method has a causal form.
+bool has_causal_form(AttentionMethod method);
+/// Whether the method draws random matrices, which redraw_interval draws anew.
+bool has_random_matrices(AttentionMethod method);
+
+/// How one attention layer computes; the same for every layer of a model. docs/methods.md has the
+/// formulas.
 struct AttentionOptions {
   AttentionMethod method = AttentionMethod::kFavor;
   favor::FeatureMapKind feature_map = favor::FeatureMapKind::kPositive;
@@ -43,6 +59,26 @@ struct AttentionOptions {
   uint64_t projection_seed = 0;
   int64_t redraw_interval = 0;  ///< optimiser steps between two draws; 0 keeps the first
 
+  /// favor, centroids: keys of the same and the neighbouring blocks of so many tokens are scored
+  /// exactly; 0: none are
+  int64_t window = 0;
+  /// beside each window, first (not causal: and last) keys that every query sees exactly
+  int64_t sinks = 0;
+  int64_t local_heads = 0;         ///< so many heads of each layer have method window instead
+  int64_t local_window = 64;       ///< tokens of a block of method window and of local_heads
+  int64_t mixed_keys = 256;        ///< linformer: mixtures of keys
+  int64_t hash_rounds = 4;         ///< lsh: hashes of each token
+  int64_t hash_buckets = 32;       ///< lsh: values of a hash, an even number
+  int64_t bucket_block = 64;       ///< lsh: tokens of a block of a bucket
+  int64_t num_clusters = 64;       ///< clustered, favor_clusters, centroids: clusters of a head
+  int64_t cluster_iterations = 5;  ///< rounds of k-means
+  int64_t cluster_top = 32;        ///< clustered: keys scored for each query; 0: none (plain)
+
+  /// Whether the state of a causal stream is sums alone, in which no token is kept: favor and
+  /// linear in all heads, without a window.
+  bool keeps_sums() const;
+  /// Throws favor::Error if `causal` asks for a form that the method does not have.
+  void check_direction(bool causal) const;
   /// Throws favor::Error naming the first field that is out of range.
   void check() const;
 };
@@ -56,7 +92,7 @@ struct ModelConfig {
   int64_t num_heads = 8;
   int64_t ff_dim = 2048;      ///< hidden width of the feed-forward block
   bool ff_glu = false;        ///< gated (GEGLU) feed-forward
-  int64_t max_length = 1024;  ///< rows of the learned position table; others ignore it
+  int64_t max_length = 1024;  ///< rows of the learned position table; longest row of linformer
   PositionKind positions = PositionKind::kLearned;
   bool tie_embeddings = false;  ///< output layer shares the embedding's weight
   bool attention_bias = false;

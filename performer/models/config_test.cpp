@@ -94,16 +94,57 @@ TEST(ModelConfig, FeatureMapsThatAModelCannotHaveAreNamed) {
             "generalised maps work without a random matrix)");
 }
 
+TEST(ModelConfig, MethodsTakeTheirOwnOptionsOnly) {
+  EXPECT_EQ(error_with([](ModelConfig& c) { c.attention.method = AttentionMethod::kLinformer; }),
+            "config: causal is true, expected false with attention linformer (what a query sees "
+            "depends on later tokens; causal forms have favor, exact, linear, window and lsh)");
+  EXPECT_EQ(error_with([](ModelConfig& c) {
+              c.attention.method = AttentionMethod::kLinformer;
+              c.causal = false;
+            }),
+            "no error");
+  EXPECT_EQ(error_with([](ModelConfig& c) {
+              c.attention.method = AttentionMethod::kExact;
+              c.attention.window = 8;
+            }),
+            "config: window is 8, expected 0 with attention exact (favor and centroids take one; "
+            "attention window has local_window)");
+  EXPECT_EQ(error_with([](ModelConfig& c) { c.attention.sinks = 2; }),
+            "config: sinks is 2, expected 0 without a window (window, local_heads or attention "
+            "window)");
+  EXPECT_EQ(error_with([](ModelConfig& c) {
+              c.attention.sinks = 2;
+              c.attention.local_heads = 1;
+            }),
+            "no error");
+  EXPECT_EQ(error_with([](ModelConfig& c) {
+              c.attention.window = 8;
+              c.attention.feature_map = favor::FeatureMapKind::kRelu;
+            }),
+            "config: window is 8, expected 0 with feature_map relu (exact scores need features "
+            "that are positive and estimate softmax)");
+  EXPECT_EQ(error_with([](ModelConfig& c) { c.attention.local_heads = 8; }),
+            "config: local_heads is 8, expected less than num_heads = 8 (attention window makes "
+            "all heads local)");
+  EXPECT_EQ(error_with([](ModelConfig& c) { c.attention.hash_buckets = 5; }),
+            "config: hash_buckets is 5, expected an even number (a direction and its opposite are "
+            "two buckets)");
+  EXPECT_EQ(error_with([](ModelConfig& c) { c.attention.num_clusters = 0; }),
+            "config: num_clusters is 0, expected 1 to 65536");
+}
+
 TEST(ModelConfig, WordsRoundTripAndUnknownOnesListTheKnown) {
-  for (AttentionMethod method : {AttentionMethod::kFavor, AttentionMethod::kExact}) {
+  for (const AttentionMethod method : attention_methods()) {
     EXPECT_EQ(attention_method_from_string(to_string(method)), method);
   }
   for (PositionKind kind :
        {PositionKind::kLearned, PositionKind::kSinusoidal, PositionKind::kRotary}) {
     EXPECT_EQ(position_kind_from_string(to_string(kind)), kind);
   }
-  EXPECT_EQ(error_of([] { attention_method_from_string("fast"); }),
-            "attention: method is 'fast', expected favor | exact");
+  EXPECT_EQ(
+      error_of([] { attention_method_from_string("fast"); }),
+      "attention: method is 'fast', expected favor | exact | linear | window | linformer | lsh "
+      "| clustered | favor_clusters | centroids");
   EXPECT_EQ(error_of([] { position_kind_from_string("rope"); }),
             "config: positions is 'rope', expected learned | sinusoidal | rotary");
 }

@@ -18,8 +18,24 @@ Tensor tokens_of(int64_t seed, int64_t B, int64_t T) {
   return torch::randint(25, {B, T}, torch::kInt64);
 }
 
-TEST(DecoderState, SelectedRowsGoOnInTheSameBits) {
-  LanguageModel model = tiny_model(/*causal=*/true, PositionKind::kRotary);
+// Every kind of state there is.
+std::vector<ModelConfig> all_configs(PositionKind positions) {
+  std::vector<ModelConfig> all(5, tiny_model(/*causal=*/true, positions)->config());
+  all[1].attention.window = 3;
+  all[1].attention.sinks = 2;
+  all[2].attention.method = AttentionMethod::kLsh;
+  all[2].attention.hash_buckets = 2;
+  all[2].attention.bucket_block = 4;
+  all[3].attention.local_heads = 1;
+  all[3].attention.local_window = 4;
+  all[4].attention.method = AttentionMethod::kExact;
+  return all;
+}
+
+void expect_same_bits(LanguageModel& model) {
+  // Torch's own attention promises no bits for a row among others.
+  const AttentionOptions& attention = model->config().attention;
+  const bool by_torch = attention.method == AttentionMethod::kExact || attention.local_heads > 0;
   DecoderState state;
   model->decode(tokens_of(1, 4, 6), state);
   for (int64_t i = 0; i < 3; ++i) model->decode(tokens_of(10 + i, 4, 1), state);
@@ -32,7 +48,39 @@ TEST(DecoderState, SelectedRowsGoOnInTheSameBits) {
     const Tensor next = tokens_of(20 + i, 4, 1);
     const Tensor all = model->decode(next, state);
     const Tensor chosen = model->decode(next.index_select(0, index), some);
-    EXPECT_TRUE(torch::equal(chosen, all.index_select(0, index))) << i;
+    const Tensor expected = all.index_select(0, index);
+    EXPECT_TRUE(by_torch ? torch::allclose(chosen, expected, 1e-4, 1e-5)
+                         : torch::equal(chosen, expected))
+        << i;
+  }
+}
+
+TEST(DecoderState, SelectedRowsGoOnInTheSameBits) {
+  for (const ModelConfig& config : all_configs(PositionKind::kRotary)) {
+    SCOPED_TRACE(to_string(config.attention.method));
+    LanguageModel model(config);
+    model->eval();
+    expect_same_bits(model);
+  }
+}
+
+TEST(DecoderState, JoinedStreamsAtOnePositionEqualThemselvesAlone) {
+  for (const ModelConfig& config : all_configs(PositionKind::kLearned)) {
+    SCOPED_TRACE(to_string(config.attention.method));
+    LanguageModel model(config);
+    model->eval();
+    DecoderState a, b;
+    model->decode(tokens_of(1, 1, 9), a);
+    model->decode(tokens_of(2, 2, 9), b);
+    DecoderState joined = join_streams({b, a});
+    EXPECT_EQ(joined.streams(), 3);
+    for (int64_t i = 0; i < 12; ++i) {
+      const Tensor next = tokens_of(20 + i, 3, 1);
+      const Tensor together = model->decode(next, joined);
+      const Tensor apart =
+          torch::cat({model->decode(next.slice(0, 0, 2), b), model->decode(next.slice(0, 2), a)});
+      EXPECT_TRUE(torch::allclose(together, apart, 1e-4, 1e-5)) << i;
+    }
   }
 }
 
@@ -92,10 +140,9 @@ TEST(DecoderState, ErrorsSayWhatWasExpected) {
   EXPECT_EQ(text([&] {
               join_streams({a, DecoderState()});
             }),
-            "join_streams: a state has 0 streams, 0 FAVOR and 0 exact layers, expected at least 1, "
-            "2 and 0");
+            "join_streams: a state has 0 streams and 0 layers, expected at least 1 and 2");
   DecoderState wide = b;
-  wide.layers[0] = favor::DecodeState(1, 2, 8, 16);
+  wide.layers[0].groups[0] = favor::DecodeState(1, 2, 8, 16);
   EXPECT_NE(text([&] {
               join_streams({a, wide});
             }).find("H, M, E = 2, 8, 16, expected 2, 16, 16"),
@@ -116,8 +163,11 @@ TEST(DecoderState, ErrorsSayWhatWasExpected) {
   EXPECT_EQ(text([&] {
               join_streams({c, d});
             }),
-            "join_streams: a stream of exact attention is at position 6, expected 4 (as the "
-            "first)");
+            "join_streams: a stream that keeps keys is at position 6, expected 4 (as the first)");
+  EXPECT_EQ(text([&] {
+              join_streams({a, c});
+            }),
+            "join_streams: states are of unlike methods, expected those of one model");
 }
 
 }  // namespace

@@ -42,9 +42,12 @@ void MemoryOptions::check(const ModelConfig& model) const {
   if (slice_tokens == 0) return;
   FAVOR_CHECK(model.causal, "slice_tokens is ", slice_tokens,
               ", expected 0 with causal = false (tokens of an encoder see those of later slices)");
-  FAVOR_CHECK(model.attention.method == AttentionMethod::kFavor, "slice_tokens is ", slice_tokens,
+  FAVOR_CHECK(model.attention.keeps_sums(), "slice_tokens is ", slice_tokens,
               ", expected 0 with attention ", to_string(model.attention.method),
-              " (it has no state that stands for the tokens of earlier slices)");
+              model.attention.window > 0        ? " and a window"
+              : model.attention.local_heads > 0 ? " and local_heads"
+                                                : "",
+              " (it has no sums that stand for the tokens of earlier slices)");
 }
 
 }  // namespace performer

@@ -69,11 +69,9 @@ struct LanguageModelImpl::Parts {
     FAVOR_CHECK(tokens.dim() == 2 && tokens.size(1) >= 1, "decode: tokens has shape ",
                 tokens.sizes(), ", expected [B, T] with T >= 1");
     if (state.position == 0) return;
-    const bool is_favor = config.attention.method == AttentionMethod::kFavor;
-    const size_t count = is_favor ? state.layers.size() : state.keys.size();
-    FAVOR_CHECK(static_cast<int64_t>(count) == stack.size(), "decode: state holds ", count, " ",
-                to_string(config.attention.method), " layers, expected ", stack.size());
-    const int64_t streams = is_favor ? state.layers[0].B : state.keys[0].size(0);
+    FAVOR_CHECK(std::ssize(state.layers) == stack.size(), "decode: state holds ",
+                state.layers.size(), " layers, expected ", stack.size());
+    const int64_t streams = state.streams();
     FAVOR_CHECK(streams == tokens.size(0), "decode: tokens has shape ", tokens.sizes(),
                 ", expected ", streams, " rows (as the state)");
     FAVOR_CHECK(
@@ -82,25 +80,9 @@ struct LanguageModelImpl::Parts {
         " positions, expected [", streams, ", 1] and ", streams,
         " (rows with positions of their own)");
     // Every layer, before the first of them moves on: an error leaves the stream as it was.
-    const int64_t H = config.num_heads, D = config.head_dim();
-    const AttentionOptions& attention = config.attention;
-    for (size_t i = 0; i < count; ++i) {
-      if (!is_favor) {
-        const std::vector<int64_t> expected = {tokens.size(0), H, state.position, D};
-        FAVOR_CHECK(state.keys[i].sizes() == expected && state.values[i].sizes() == expected,
-                    "decode: layer ", i, " of the state holds keys ", state.keys[i].sizes(),
-                    ", expected ", at::IntArrayRef(expected),
-                    " (streams, heads, position, head dim)");
-        continue;
-      }
-      const favor::DecodeState& layer = state.layers[i];
-      const int64_t M = attention.use_projection ? attention.num_features : D;
-      FAVOR_CHECK(layer.B == tokens.size(0) && layer.H == H && layer.M == M && layer.E == D &&
-                      layer.position == state.position &&
-                      std::ssize(layer.S) == layer.B * H * M * D,
-                  "decode: layer ", i, " of the state has B, H, M, E = ", layer.B, ", ", layer.H,
-                  ", ", layer.M, ", ", layer.E, " at position ", layer.position, ", expected ",
-                  tokens.size(0), ", ", H, ", ", M, ", ", D, " at position ", state.position);
+    for (size_t i = 0; i < state.layers.size(); ++i) {
+      stack.blocks()[i]->check_state(favor::message("decode: layer ", i, " of the state"),
+                                     state.layers[i], streams, state.position);
     }
   }
 };
@@ -250,38 +232,31 @@ Tensor LanguageModelImpl::decode(const Tensor& tokens, DecoderState& state) {
   const bool in_step = state.positions.empty();
   Residual x = parts.stack.open(in_step ? parts.embed->forward(tokens, state.position)
                                         : parts.embed->forward_rows(tokens, state.positions));
-  const bool is_favor = parts.config.attention.method == AttentionMethod::kFavor;
+  const std::vector<Block>& blocks = parts.stack.blocks();
   if (state.position == 0) {
     state = DecoderState();
-    const std::vector<Block>& blocks = parts.stack.blocks();
-    state.layers.resize(is_favor ? blocks.size() : 0);
-    state.keys.resize(is_favor ? 0 : blocks.size());
-    state.values.resize(state.keys.size());
+    state.layers.resize(blocks.size());
   }
   const Tensor rotary =
       in_step ? parts.rotary(state.position, tokens.size(1)) : parts.rotary(state.positions);
-  for (size_t i = 0; i < parts.stack.blocks().size(); ++i) {
-    AttentionState layer;
-    if (is_favor) {
-      layer.favor = std::move(state.layers[i]);
-    } else {
-      layer.keys = state.keys[i];
-      layer.values = state.values[i];
-    }
-    Block block = parts.stack.blocks()[i];
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    Block block = blocks[i];
     x = parts.stack.advance(static_cast<int64_t>(i), x, [&](const Tensor& in) {
-      return block->attend_next(in, layer, rotary);
+      return block->attend_next(in, state.layers[i], rotary);
     });
-    if (is_favor) {
-      state.layers[i] = std::move(layer.favor);
-    } else {
-      state.keys[i] = layer.keys;
-      state.values[i] = layer.values;
-    }
   }
   state.position += tokens.size(1);
   for (int64_t& position : state.positions) ++position;
   return parts.logits(parts.norm->forward(x.value().select(1, -1)));
+}
+
+DecoderState LanguageModelImpl::blank_state(int64_t B, int64_t position) const {
+  DecoderState state;
+  state.position = position;
+  for (const Block& layer : parts_->stack.blocks()) {
+    state.layers.push_back(layer->blank_state(B, position));
+  }
+  return state;
 }
 
 void LanguageModelImpl::redraw(uint32_t index) {

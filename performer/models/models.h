@@ -11,9 +11,9 @@
 #include <memory>
 #include <vector>
 
-#include "favor/attention.h"
 #include "performer/models/config.h"
 #include "performer/models/memory.h"
+#include "performer/nn/attention_state.h"
 #include "performer/nn/diagnostics.h"
 #include "performer/nn/layout.h"
 #include "performer/nn/recompute.h"
@@ -23,10 +23,9 @@ namespace performer {
 
 /// State of causal streams, one a row, through all layers. A value: a copy forks the streams.
 struct DecoderState {
-  int64_t position = 0;                     ///< tokens absorbed so far, by the longest row
-  std::vector<favor::DecodeState> layers;   ///< FAVOR layers
-  std::vector<torch::Tensor> keys, values;  ///< exact layers: [B, H, position, D] each
-  std::vector<int64_t> positions;           ///< of each row where they may differ, else empty
+  int64_t position = 0;                ///< tokens absorbed so far, by the longest row
+  std::vector<AttentionState> layers;  ///< none before the first token
+  std::vector<int64_t> positions;      ///< of each row where they may differ, else empty
 
   /// Rows; 0 before the first token.
   int64_t streams() const;
@@ -36,10 +35,14 @@ struct DecoderState {
 /// bits. Throws favor::Error for a row that is not there.
 DecoderState select_streams(const DecoderState& state, const std::vector<int64_t>& rows);
 
-/// The rows of all states, one below the other, so that they decode together. Streams of exact
-/// attention must have equal positions. Throws favor::Error for states of unlike models or empty
-/// ones.
+/// The rows of all states, one below the other, so that they decode together. Streams of layers
+/// that keep keys must have equal positions (see rows_share_position). Throws favor::Error for
+/// states of unlike models or empty ones.
 DecoderState join_streams(std::vector<DecoderState> states);
+
+/// Whether streams that decode together must be at one position: all methods but those whose state
+/// is sums alone.
+bool rows_share_position(const ModelConfig& config);
 
 /// Pre-LN Transformer: embedding, num_layers blocks, final LayerNorm, output layer. Reversible
 /// models start both streams from the embedding; hidden states are the mean of the two.
@@ -92,6 +95,10 @@ class LanguageModelImpl : public torch::nn::Module {
   /// positions of their own take one token at a time. Tokens or a state that do not fit the model
   /// throw favor::Error and leave the state as it was.
   torch::Tensor decode(const torch::Tensor& tokens, DecoderState& state);
+
+  /// A state as B streams have it after `position` >= 1 tokens, whose arrays are still to be
+  /// filled. Causal only.
+  DecoderState blank_state(int64_t B, int64_t position) const;
 
   /// Draws the random matrices of redraw index `index`. Weights and torch's generator stay.
   void redraw(uint32_t index);

@@ -37,6 +37,17 @@ std::vector<ModelConfig> all_configs(bool causal) {
   all[4].attention.method = AttentionMethod::kExact;
   all[5].attention.method = AttentionMethod::kExact;
   all[5].positions = PositionKind::kRotary;
+  for (const AttentionMethod method : attention_methods()) {
+    if (causal && !has_causal_form(method)) continue;
+    all.push_back(small_config());
+    AttentionOptions& attention = all.back().attention;
+    attention.method = method;
+    attention.local_window = 6;
+    attention.hash_buckets = 4;
+    attention.bucket_block = 5;
+    attention.num_clusters = 4;
+    attention.cluster_top = 3;
+  }
   for (ModelConfig& config : all) config.causal = causal;
   return all;
 }

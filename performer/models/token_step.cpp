@@ -59,8 +59,7 @@ TokenStep::TokenStep(torch::nn::Module& model, const ModelConfig& config) : conf
            layer.qkv_weight.defined() && layer.out_weight.defined() && layer.up_weight.defined() &&
            layer.down_weight.defined();
   };
-  is_known_ = config.causal && !config.reversible &&
-              config.attention.method == AttentionMethod::kFavor &&
+  is_known_ = config.causal && !config.reversible && config.attention.keeps_sums() &&
               all_.size() == parameters.size() && attention_.size() == layers_.size() &&
               tokens_.defined() && norm_weight_.defined() &&
               std::all_of(layers_.begin(), layers_.end(), has_all);
@@ -172,7 +171,8 @@ Tensor TokenStep::run(const Tensor& tokens, DecoderState& state) {
     const auto view = [&](int64_t part) {
       return favor::View4<const float>{qkv + part * dim, {B, H, 1, D}, {3 * dim, D, 3 * dim, 1}};
     };
-    favor_decode(view(0), view(1), view(2), attention_[i]->favor_arguments(), state.layers[i],
+    favor_decode(view(0), view(1), view(2), attention_[i]->favor_arguments(),
+                 std::get<favor::DecodeState>(state.layers[i].groups[0]),
                  favor::View4<float>{heads_.data(), {B, H, 1, D}, {dim, D, dim, 1}});
     multiply_rows(rows_of(layer.out_weight, layer.out_bias), heads_.data(), B, true, x_.data());
     normalize_rows(x_.data(), data(layer.norm2_weight), data(layer.norm2_bias), B, dim,

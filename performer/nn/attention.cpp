@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Multi-head attention: one fused product for q, k and v, whose heads stay where they are in memory
-// ([B, L, H, D] seen as [B, H, L, D]), so that no layout is ever copied on the FAVOR+ path.
+// ([B, L, H, D] seen as [B, H, L, D]), so that no layout is ever copied on the FAVOR+ path. What
+// happens between them is the matter of a core for each group of heads (attention_core.h).
 #include "performer/nn/attention.h"
 
 #include <torch/torch.h>
@@ -8,14 +9,14 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <optional>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "favor/check.h"
-#include "favor/projection.h"
+#include "performer/nn/attention_core.h"
+#include "performer/nn/attention_favor.h"
 #include "performer/nn/slice_attention.h"
-#include "performer/ops/compact_rows.h"
-#include "performer/ops/favor_attention.h"
 
 namespace performer {
 namespace {
@@ -30,102 +31,54 @@ Tensor rotate(const Tensor& x, const Tensor& rotary) {
                     -1);
 }
 
-// Softmax attention. Keys may outnumber queries: the queries are then the last ones of the stream.
-Tensor softmax_attention(const Tensor& q, const Tensor& k, const Tensor& v,
-                         const Tensor& key_padding_mask, bool causal) {
-  const int64_t L = q.size(2), S = k.size(2);
-  const bool plain_causal = causal && !key_padding_mask.defined() && L == S;
-  std::optional<Tensor> allowed;
-  if (key_padding_mask.defined()) {
-    allowed = key_padding_mask.logical_not().reshape({q.size(0), 1, 1, S});
-  }
-  if (causal && !plain_causal && L > 1) {
-    const Tensor past = torch::ones({L, S}, torch::kBool).tril(S - L);
-    allowed = allowed ? allowed->logical_and(past) : past;
-  }
-  return at::scaled_dot_product_attention(q, k, v, allowed, /*dropout_p=*/0.0, plain_causal);
-}
-
-// Each packed sequence by itself. Splitting, not slicing: its backward pass is one copy.
-Tensor packed_softmax_attention(const Tensor& q, const Tensor& k, const Tensor& v,
-                                const BatchLayout& layout, bool causal) {
-  if (!layout.is_packed()) return softmax_attention(q, k, v, layout.key_padding_mask, causal);
-  const std::vector<int64_t> offsets = layout.offsets(q.size(2));
-  std::vector<int64_t> lengths;
-  for (size_t n = 0; n + 1 < offsets.size(); ++n) lengths.push_back(offsets[n + 1] - offsets[n]);
-  const std::vector<Tensor> qs = q.split_with_sizes(lengths, 2);
-  const std::vector<Tensor> ks = k.split_with_sizes(lengths, 2);
-  const std::vector<Tensor> vs = v.split_with_sizes(lengths, 2);
-  std::vector<Tensor> outs;
-  for (size_t n = 0; n < lengths.size(); ++n) {
-    if (lengths[n] == 0) continue;
-    Tensor mask;
-    if (layout.key_padding_mask.defined()) {
-      mask = layout.key_padding_mask.slice(1, offsets[n], offsets[n + 1]);
-    }
-    outs.push_back(softmax_attention(qs[n], ks[n], vs[n], mask, causal));
-  }
-  return outs.empty() ? v : torch::cat(outs, 2);
-}
-
 }  // namespace
 
 struct MultiHeadAttentionImpl::Parts {
+  // Heads of one method.
+  struct Group {
+    int64_t first, count;
+    std::unique_ptr<AttentionCore> core;
+  };
+
   MultiHeadAttentionOptions options;
   torch::nn::Linear qkv{nullptr}, out{nullptr};
-  FavorArguments arguments;  // its projection is the registered buffer
-  uint32_t redraw_index = 0;
-  Tensor compact;              // what redraw drew, where a fast transform serves it
-  bool holds_drawn = false;    // whether the buffer's rows are the drawn ones
-  uint32_t known_version = 0;  // of the buffer when holds_drawn was found
+  std::vector<Group> groups;
 
   int64_t head_dim() const { return options.dim / options.num_heads; }
   bool is_favor() const { return options.attention.method == AttentionMethod::kFavor; }
 
-  favor::ProjectionSpec spec_of_head(int64_t head) const {
-    favor::ProjectionSpec spec;
-    spec.kind = options.attention.projection;
-    spec.row_norm = options.attention.row_norm;
-    spec.num_features = arguments.projection->size(1);
-    spec.head_dim = head_dim();
-    spec.seed = options.attention.projection_seed;
-    spec.layer = static_cast<uint32_t>(options.layer);
-    spec.redraw = redraw_index;
-    spec.head = static_cast<uint32_t>(head);
-    return spec;
+  void add_group(int64_t first, int64_t count, AttentionMethod method, torch::nn::Module& owner) {
+    AttentionCoreOptions core;
+    core.num_heads = count;
+    core.first_head = first;
+    core.head_dim = head_dim();
+    core.layer = options.layer;
+    core.max_length = options.max_length;
+    core.causal = options.causal;
+    core.attention = options.attention;
+    if (method != options.attention.method) core.attention.window = 0;
+    core.attention.method = method;
+    groups.push_back({first, count, make_attention_core(core, owner)});
   }
 
-  Tensor draw() const {
-    std::vector<Tensor> matrices;
-    for (int64_t head = 0; head < arguments.projection->size(0); ++head) {
-      const favor::ProjectionSpec spec = spec_of_head(head);
-      std::vector<float> rows = favor::draw_projection(spec);
-      matrices.push_back(
-          torch::from_blob(rows.data(), {spec.num_features, spec.head_dim}, torch::kFloat).clone());
+  // Calls attend(group, q, k, v) with the heads of each group and joins what it gives.
+  template <class Attend>
+  Tensor by_group(const Tensor& q, const Tensor& k, const Tensor& v, const Attend& attend) {
+    if (groups.size() == 1) return attend(size_t{0}, q, k, v);
+    std::vector<Tensor> outs;
+    for (size_t i = 0; i < groups.size(); ++i) {
+      const auto heads = [&](const Tensor& x) {
+        return x.narrow(1, groups[i].first, groups[i].count);
+      };
+      outs.push_back(attend(i, heads(q), heads(k), heads(v)));
     }
-    return torch::stack(matrices);
+    return torch::cat(outs, 1);
   }
 
-  // Maps that change or double the rows have no transform.
-  bool has_transform() const {
-    const AttentionOptions& attention = options.attention;
-    return attention.projection == favor::ProjectionKind::kHadamard &&
-           !favor::is_fitted(attention.feature_map) &&
-           favor::num_projection_rows(attention.feature_map, 2) == 2;
-  }
-
-  // The arguments of a call. The buffer is what checkpoints hold, and may have been written to.
-  FavorArguments call_arguments() {
-    FavorArguments call = arguments;
-    if (!compact.defined()) return call;
-    const Tensor& rows = *arguments.projection;
-    if (rows.is_inference() || rows.scalar_type() != torch::kFloat) return call;
-    if (rows._version() != known_version) {
-      holds_drawn = torch::equal(rows, draw());
-      known_version = static_cast<uint32_t>(rows._version());
-    }
-    if (holds_drawn) call.projection = compact;
-    return call;
+  Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const BatchLayout& layout) {
+    return by_group(q, k, v, [&](size_t i, const Tensor& qs, const Tensor& ks, const Tensor& vs) {
+      return groups[i].core->forward(qs, ks, vs, layout);
+    });
   }
 
   // q, k, v [B, H, L, D], strided views of one product.
@@ -155,6 +108,9 @@ MultiHeadAttentionImpl::MultiHeadAttentionImpl(const MultiHeadAttentionOptions& 
   FAVOR_CHECK(options.num_heads >= 1 && options.dim >= 1 && options.dim % options.num_heads == 0,
               "MultiHeadAttention: num_heads is ", options.num_heads,
               ", expected a divisor of dim = ", options.dim);
+  FAVOR_CHECK(options.attention.local_heads < options.num_heads,
+              "MultiHeadAttention: local_heads is ", options.attention.local_heads,
+              ", expected less than num_heads = ", options.num_heads);
   Parts& parts = *parts_;
   parts.options = options;
   const int64_t dim = options.dim;
@@ -172,16 +128,9 @@ MultiHeadAttentionImpl::MultiHeadAttentionImpl(const MultiHeadAttentionOptions& 
       parts.out->bias.zero_();
     }
   }
-  if (!parts.is_favor()) return;
-  const AttentionOptions& attention = options.attention;
-  parts.arguments.feature_map = favor::to_string(attention.feature_map);
-  if (attention.feature_eps >= 0) parts.arguments.feature_eps = attention.feature_eps;
-  if (!attention.use_projection) return;
-  const int64_t P = attention.per_head_projection ? options.num_heads : 1;
-  const int64_t rows = favor::num_projection_rows(attention.feature_map, attention.num_features);
-  parts.arguments.projection =
-      register_buffer("projection", torch::empty({P, rows, parts.head_dim()}));
-  redraw(0);
+  const int64_t local = options.attention.local_heads;
+  if (local > 0) parts.add_group(0, local, AttentionMethod::kWindow, *this);
+  parts.add_group(local, options.num_heads - local, options.attention.method, *this);
 }
 
 MultiHeadAttentionImpl::~MultiHeadAttentionImpl() = default;
@@ -192,24 +141,17 @@ Tensor MultiHeadAttentionImpl::forward(const Tensor& x, const BatchLayout& layou
   parts.check_input("MultiHeadAttention", x);
   layout.check("MultiHeadAttention", x.size(0), x.size(1));
   const auto [q, k, v] = parts.project(x, rotary);
-  if (!parts.is_favor()) {
-    return parts.join(packed_softmax_attention(q, k, v, layout, parts.options.causal));
-  }
-  FavorArguments arguments = parts.call_arguments();
-  if (layout.key_padding_mask.defined()) arguments.key_padding_mask = layout.key_padding_mask;
-  if (layout.is_packed()) arguments.cu_seqlens_q = arguments.cu_seqlens_k = layout.cu_seqlens;
-  return parts.join(favor_attention(q, k, v, arguments, parts.options.causal));
+  return parts.join(parts.attend(q, k, v, layout));
 }
 
 Tensor MultiHeadAttentionImpl::forward_slice(const Tensor& x, const SliceLayout& layout,
                                              const Tensor& rotary, SliceState& state) {
   Parts& parts = *parts_;
   parts.check_input("MultiHeadAttention", x);
-  FAVOR_CHECK(parts.is_favor() && parts.options.causal, "MultiHeadAttention: method is ",
-              to_string(parts.options.attention.method), " with causal = ", parts.options.causal,
-              ", expected favor and true to take slices (their states stand for earlier tokens)");
+  FAVOR_CHECK(parts.options.causal, "MultiHeadAttention: causal is false, expected true to take ",
+              "slices (tokens see those of later ones)");
   const auto [q, k, v] = parts.project(x, rotary);
-  return parts.join(packed_slice_attention(q, k, v, parts.call_arguments(), layout, state));
+  return parts.join(packed_slice_attention(q, k, v, favor_arguments(), layout, state));
 }
 
 Tensor MultiHeadAttentionImpl::weights(const Tensor& x, const Tensor& rotary) {
@@ -226,23 +168,23 @@ Tensor MultiHeadAttentionImpl::weights(const Tensor& x, const Tensor& rotary) {
     Tensor one_hot = torch::zeros({L, count}, q.options());
     one_hot.slice(0, begin, begin + count).fill_diagonal_(1);
     const Tensor values = one_hot.expand({x.size(0), q.size(1), L, count});
-    result.slice(3, begin, begin + count)
-        .copy_(parts.is_favor()
-                   ? favor_attention(q, k, values, parts.call_arguments(), parts.options.causal)
-                   : softmax_attention(q, k, values, {}, parts.options.causal));
+    result.slice(3, begin, begin + count).copy_(parts.attend(q, k, values, {}));
   }
   return result;
 }
 
 AttentionDiagnostics MultiHeadAttentionImpl::diagnose(const Tensor& x, const Tensor& rotary) {
   Parts& parts = *parts_;
-  FAVOR_CHECK(parts.is_favor(), "MultiHeadAttention: method is exact, expected favor to diagnose");
+  FAVOR_CHECK(parts.is_favor(), "MultiHeadAttention: method is ",
+              to_string(parts.options.attention.method), ", expected favor to diagnose");
   parts.check_input("MultiHeadAttention", x);
   const torch::NoGradGuard no_grad;
-  const auto [q, k, v] = parts.project(x, rotary);
-  return diagnose_attention(q, k, v,
-                            favor_attention(q, k, v, parts.call_arguments(), parts.options.causal),
-                            parts.options.attention, parts.options.causal);
+  const Parts::Group& group = parts.groups.back();
+  std::array<Tensor, 3> rows = parts.project(x, rotary);
+  for (Tensor& of : rows) of = of.narrow(1, group.first, group.count);
+  const auto& [q, k, v] = rows;
+  return diagnose_attention(q, k, v, group.core->forward(q, k, v, {}), parts.options.attention,
+                            parts.options.causal);
 }
 
 Tensor MultiHeadAttentionImpl::decode(const Tensor& x, AttentionState& state,
@@ -252,43 +194,47 @@ Tensor MultiHeadAttentionImpl::decode(const Tensor& x, AttentionState& state,
               "MultiHeadAttention: causal is false, expected true to decode token by token");
   parts.check_input("MultiHeadAttention", x);
   const torch::NoGradGuard no_grad;
-  auto [q, k, v] = parts.project(x, rotary);
-  if (parts.is_favor()) {
-    return parts.join(favor_decode(q, k, v, parts.call_arguments(), state.favor));
+  const auto [q, k, v] = parts.project(x, rotary);
+  if (state.groups.empty()) state.groups.resize(parts.groups.size());
+  FAVOR_CHECK(state.groups.size() == parts.groups.size(), "MultiHeadAttention: state has ",
+              state.groups.size(), " groups of heads, expected ", parts.groups.size());
+  for (const HeadsState& heads : state.groups) {
+    FAVOR_CHECK(heads.index() == 0 || num_streams(heads) == x.size(0), "MultiHeadAttention: x has ",
+                x.size(0), " streams, expected ", num_streams(heads), " (as the state)");
   }
-  if (state.keys.defined()) {
-    FAVOR_CHECK(state.keys.size(0) == x.size(0), "MultiHeadAttention: x has ", x.size(0),
-                " streams, expected ", state.keys.size(0), " (as the state)");
-    k = torch::cat({state.keys, k}, 2);
-    v = torch::cat({state.values, v}, 2);
+  return parts.join(
+      parts.by_group(q, k, v, [&](size_t i, const Tensor& qs, const Tensor& ks, const Tensor& vs) {
+        return parts.groups[i].core->decode(qs, ks, vs, state.groups[i]);
+      }));
+}
+
+AttentionState MultiHeadAttentionImpl::blank_state(int64_t B, int64_t position) const {
+  AttentionState state;
+  for (const Parts::Group& group : parts_->groups) {
+    state.groups.push_back(group.core->blank_state(B, position));
   }
-  state.keys = k;
-  state.values = v;
-  return parts.join(softmax_attention(q, k, v, {}, /*causal=*/true));
+  return state;
+}
+
+void MultiHeadAttentionImpl::check_state(const std::string& where, const AttentionState& state,
+                                         int64_t B, int64_t position) const {
+  FAVOR_CHECK(state.groups.size() == parts_->groups.size(), where, " has ", state.groups.size(),
+              " groups of heads, expected ", parts_->groups.size());
+  for (size_t i = 0; i < state.groups.size(); ++i) {
+    parts_->groups[i].core->check_state(where, state.groups[i], B, position);
+  }
 }
 
 FavorArguments MultiHeadAttentionImpl::favor_arguments() {
-  FAVOR_CHECK(parts_->is_favor(), "MultiHeadAttention: method is exact, expected favor");
-  return parts_->call_arguments();
+  const AttentionOptions& attention = parts_->options.attention;
+  FAVOR_CHECK(
+      attention.keeps_sums(), "MultiHeadAttention: method is ", to_string(attention.method),
+      ", expected favor or linear in all heads and without a window (whose states are sums)");
+  return static_cast<FavorCore&>(*parts_->groups.front().core).call_arguments();
 }
 
 void MultiHeadAttentionImpl::redraw(uint32_t index) {
-  Parts& parts = *parts_;
-  if (!parts.arguments.projection) return;
-  const torch::NoGradGuard no_grad;
-  const Tensor& projection = *parts.arguments.projection;
-  parts.redraw_index = index;
-  projection.copy_(parts.draw());
-  if (!parts.has_transform()) return;
-  std::vector<Tensor> matrices;
-  for (int64_t head = 0; head < projection.size(0); ++head) {
-    const auto matrix = favor::draw_structured_projection(parts.spec_of_head(head));
-    matrices.push_back(ops::compact_rows(matrix));
-  }
-  parts.compact = torch::stack(matrices);
-  if (projection.is_inference()) return;
-  parts.holds_drawn = true;
-  parts.known_version = static_cast<uint32_t>(projection._version());
+  for (const Parts::Group& group : parts_->groups) group.core->redraw(index);
 }
 
 Tensor rotary_table(const Tensor& positions, int64_t head_dim) {

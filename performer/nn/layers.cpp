@@ -68,6 +68,7 @@ BlockImpl::BlockImpl(const ModelConfig& config, int64_t layer) : parts_(std::mak
   options.dim = config.dim;
   options.num_heads = config.num_heads;
   options.layer = layer;
+  options.max_length = config.max_length;
   options.causal = config.causal;
   options.bias = config.attention_bias;
   options.attention = config.attention;
@@ -125,6 +126,15 @@ TensorList BlockImpl::attend_parameters() const {
 
 TensorList BlockImpl::transform_parameters() const {
   return joined(parts_->norm2->parameters(), parts_->feed_forward->parameters());
+}
+
+AttentionState BlockImpl::blank_state(int64_t B, int64_t position) const {
+  return parts_->attention->blank_state(B, position);
+}
+
+void BlockImpl::check_state(const std::string& where, const AttentionState& state, int64_t B,
+                            int64_t position) const {
+  parts_->attention->check_state(where, state, B, position);
 }
 
 void BlockImpl::redraw(uint32_t index) {

@@ -61,6 +61,10 @@ class BlockImpl : public torch::nn::Module {
   /// Parameters of attend, and of transform.
   TensorList attend_parameters() const;
   TensorList transform_parameters() const;
+  /// As those of MultiHeadAttention.
+  AttentionState blank_state(int64_t B, int64_t position) const;
+  void check_state(const std::string& where, const AttentionState& state, int64_t B,
+                   int64_t position) const;
   void redraw(uint32_t index);
 
  private:

@@ -29,7 +29,7 @@ MultiHeadAttentionOptions options_of(AttentionMethod method, bool causal) {
 }
 
 std::vector<MultiHeadAttentionOptions> all_options(bool causal) {
-  std::vector<MultiHeadAttentionOptions> all(7, options_of(AttentionMethod::kFavor, causal));
+  std::vector<MultiHeadAttentionOptions> all(10, options_of(AttentionMethod::kFavor, causal));
   all[1].attention.per_head_projection = true;
   all[2].attention.feature_map = favor::FeatureMapKind::kRelu;
   all[3].attention.feature_map = favor::FeatureMapKind::kRelu;
@@ -38,6 +38,28 @@ std::vector<MultiHeadAttentionOptions> all_options(bool causal) {
   all[4] = options_of(AttentionMethod::kExact, causal);
   all[5].attention.feature_map = favor::FeatureMapKind::kHyperbolic;
   all[6].attention.projection = favor::ProjectionKind::kHadamard;
+  all[7].attention.window = 2;
+  all[7].attention.sinks = 1;
+  all[8].attention.local_heads = 2;
+  all[8].attention.local_window = 3;
+  all[8].attention.per_head_projection = true;
+  all[9] = options_of(AttentionMethod::kExact, causal);
+  all[9].attention.local_heads = 1;
+  all[9].attention.local_window = 2;
+  all[9].attention.sinks = 1;
+  for (const AttentionMethod method : attention_methods()) {
+    if (causal && !has_causal_form(method)) continue;
+    // Its rows do not sum to 1, and it has parameters of its own (methods_test.cpp).
+    if (method == AttentionMethod::kLinformer) continue;
+    all.push_back(options_of(method, causal));
+    AttentionOptions& attention = all.back().attention;
+    attention.local_window = 2;
+    attention.hash_buckets = 2;
+    attention.bucket_block = 2;
+    attention.num_clusters = 3;
+    attention.cluster_top = 2;
+    if (method == AttentionMethod::kCentroids) attention.window = 2;
+  }
   return all;
 }
 
@@ -156,7 +178,9 @@ TEST(MultiHeadAttention, ItemsOfABatchDoNotMeet) {
 
 TEST(MultiHeadAttention, PaddingChangesNoOtherRow) {
   for (bool causal : {false, true}) {
-    for (const MultiHeadAttentionOptions& options : all_options(causal)) {
+    for (MultiHeadAttentionOptions options : all_options(causal)) {
+      // The last keys of a row are sinks wherever the padding is.
+      if (!causal) options.attention.sinks = 0;
       MultiHeadAttention layer(options);
       const Tensor x = torch::randn({1, kLength, kDim});
       const Tensor padded = torch::cat({x, torch::full({1, 4, kDim}, 50.0)}, 1);
@@ -278,10 +302,65 @@ TEST(MultiHeadAttention, HadamardMatricesEqualTheirRows) {
   }
 }
 
+// The heads of each kind are those of a layer of that kind alone.
+TEST(MultiHeadAttention, LocalHeadsAreTheFirstOnes) {
+  for (const bool causal : {false, true}) {
+    for (const AttentionMethod method : {AttentionMethod::kFavor, AttentionMethod::kExact}) {
+      MultiHeadAttentionOptions options = options_of(method, causal);
+      options.attention.local_window = 2;
+      options.attention.sinks = 1;
+      options.attention.local_heads = 2;
+      MultiHeadAttention mixed(options);
+      options.attention.method = AttentionMethod::kWindow;
+      options.attention.local_heads = 0;
+      MultiHeadAttention local(options);
+      options.attention.method = method;
+      options.attention.sinks = 0;
+      MultiHeadAttention other(options);
+      const torch::NoGradGuard no_grad;
+      for (auto& layer : {local, other}) {
+        layer->named_parameters()["qkv.weight"].copy_(mixed->named_parameters()["qkv.weight"]);
+      }
+      for (auto& layer : {mixed, local, other}) {
+        layer->named_parameters()["out.weight"].copy_(torch::eye(kDim));
+      }
+      const Tensor x = torch::randn({2, kLength, kDim});
+      const Tensor out = mixed->forward(x);
+      const int64_t first = 2 * kDim / kHeads;
+      EXPECT_LT(distance(out.narrow(2, 0, first), local->forward(x).narrow(2, 0, first)), 1e-6);
+      EXPECT_LT(distance(out.narrow(2, first, kDim - first),
+                         other->forward(x).narrow(2, first, kDim - first)),
+                1e-6);
+    }
+  }
+}
+
+TEST(MultiHeadAttention, HashesFollowSeedLayerAndRedraw) {
+  MultiHeadAttentionOptions options = options_of(AttentionMethod::kLsh, true);
+  options.attention.hash_buckets = 4;
+  options.attention.bucket_block = 2;
+  const auto matrix = [&](uint64_t seed, int64_t layer, uint32_t redraw) {
+    options.attention.projection_seed = seed;
+    options.layer = layer;
+    MultiHeadAttention module(options);
+    module->redraw(redraw);
+    return module->named_buffers()["projection"].clone();
+  };
+  const Tensor first = matrix(0, 0, 0);
+  EXPECT_EQ(first.sizes(), (std::vector<int64_t>{4, 2, kDim / kHeads}));
+  EXPECT_TRUE(torch::equal(first, matrix(0, 0, 0)));
+  EXPECT_FALSE(torch::equal(first, matrix(1, 0, 0)));
+  EXPECT_FALSE(torch::equal(first, matrix(0, 1, 0)));
+  EXPECT_FALSE(torch::equal(first, matrix(0, 0, 1)));
+}
+
 TEST(MultiHeadAttention, RotaryTurnsScoresByTheDistanceAlone) {
   for (const MultiHeadAttentionOptions& options : all_options(true)) {
-    // The random features of FAVOR+ are not invariant to rotations; exact attention is.
-    if (options.attention.method != AttentionMethod::kExact) continue;
+    // Random features are not invariant to rotations; exact scores are.
+    if (options.attention.method != AttentionMethod::kExact &&
+        options.attention.method != AttentionMethod::kWindow) {
+      continue;
+    }
     MultiHeadAttention layer(options);
     const Tensor x = torch::randn({1, kLength, kDim});
     const Tensor near = layer->forward(x, {}, rotary_table(0, kLength, kDim / kHeads));
@@ -312,6 +391,15 @@ TEST(MultiHeadAttention, ErrorsNameArgumentAndExpectation) {
   wrong.num_heads = 5;
   EXPECT_EQ(error_of([&] { MultiHeadAttention module(wrong); }),
             "MultiHeadAttention: num_heads is 5, expected a divisor of dim = 12");
+  wrong.num_heads = 3;
+  wrong.attention.local_heads = 3;
+  EXPECT_EQ(error_of([&] { MultiHeadAttention module(wrong); }),
+            "MultiHeadAttention: local_heads is 3, expected less than num_heads = 3");
+  wrong.attention.local_heads = 0;
+  wrong.attention.method = AttentionMethod::kLinformer;
+  EXPECT_EQ(error_of([&] { MultiHeadAttention module(wrong); }),
+            "MultiHeadAttention: max_length is 0, expected at least 1 with attention linformer "
+            "(columns of its mixtures)");
 }
 
 TEST(FeedForward, IsGeluOrGatedGelu) {

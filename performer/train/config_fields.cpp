@@ -20,7 +20,8 @@ template <class T>
 struct Words;
 template <>
 struct Words<AttentionMethod> {
-  static constexpr const char* kList = "favor|exact";
+  static constexpr const char* kList =
+      "favor|exact|linear|window|linformer|lsh|clustered|favor_clusters|centroids";
   static AttentionMethod read(std::string_view word) { return attention_method_from_string(word); }
 };
 template <>
@@ -256,7 +257,7 @@ std::vector<Field> make_fields() {
   list.add("ff_dim", kModel, PERFORMER_FIELD(model.ff_dim), "hidden width of the feed-forward");
   list.add("ff_glu", kModel, PERFORMER_FIELD(model.ff_glu), "gated feed-forward");
   list.add("max_length", kModel, PERFORMER_FIELD(model.max_length),
-           "rows of the learned position table");
+           "rows of the learned position table; longest row of attention linformer");
   list.add("positions", kModel, PERFORMER_FIELD(model.positions), "position encoding");
   list.add("tie_embeddings", kModel, PERFORMER_FIELD(model.tie_embeddings),
            "output layer shares the embedding");
@@ -284,6 +285,28 @@ std::vector<Field> make_fields() {
            "seed of the random matrices");
   list.add("redraw_interval", kModel, PERFORMER_FIELD(model.attention.redraw_interval),
            "optimiser steps between two draws; 0 keeps the first");
+  list.add("window", kModel, PERFORMER_FIELD(model.attention.window),
+           "favor, centroids: tokens of a block of keys that are scored exactly; 0: none");
+  list.add("sinks", kModel, PERFORMER_FIELD(model.attention.sinks),
+           "beside a window, first and last keys that every query sees");
+  list.add("local_heads", kModel, PERFORMER_FIELD(model.attention.local_heads),
+           "heads of each layer with attention window instead");
+  list.add("local_window", kModel, PERFORMER_FIELD(model.attention.local_window),
+           "window, local_heads: tokens of a block");
+  list.add("mixed_keys", kModel, PERFORMER_FIELD(model.attention.mixed_keys),
+           "linformer: learned mixtures of keys");
+  list.add("hash_rounds", kModel, PERFORMER_FIELD(model.attention.hash_rounds),
+           "lsh: hashes of each token");
+  list.add("hash_buckets", kModel, PERFORMER_FIELD(model.attention.hash_buckets),
+           "lsh: values of a hash");
+  list.add("bucket_block", kModel, PERFORMER_FIELD(model.attention.bucket_block),
+           "lsh: tokens of a block of a bucket");
+  list.add("num_clusters", kModel, PERFORMER_FIELD(model.attention.num_clusters),
+           "clustered, favor_clusters, centroids: clusters of a head");
+  list.add("cluster_iterations", kModel, PERFORMER_FIELD(model.attention.cluster_iterations),
+           "clustered, favor_clusters, centroids: rounds of k-means");
+  list.add("cluster_top", kModel, PERFORMER_FIELD(model.attention.cluster_top),
+           "clustered: keys scored for each query; 0: none");
 
   list.group("Optimiser");
   list.add("lr", kFixed, PERFORMER_FIELD(optimizer.lr), "largest learning rate");

@@ -15,6 +15,9 @@ ParameterCount count_parameters(const ModelConfig& config) {
   if (config.positions == PositionKind::kLearned) count.embedding += config.max_length * dim;
   count.attention =
       config.num_layers * (norm + 4 * dim * dim + (config.attention_bias ? 4 * dim : 0));
+  if (config.attention.method == AttentionMethod::kLinformer) {
+    count.attention += config.num_layers * 2 * config.attention.mixed_keys * config.max_length;
+  }
   count.feed_forward = config.num_layers * (norm + (dim + 1) * up + (config.ff_dim + 1) * dim);
   count.output = norm + (config.tie_embeddings ? 0 : (dim + 1) * config.vocab_size);
   return count;

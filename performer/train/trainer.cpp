@@ -229,7 +229,7 @@ class Trainer {
     state_.window_loss += loss;
     state_.window_targets += num_targets;
     const int64_t redraw = config_.model.attention.redraw_interval;
-    if (config_.model.attention.method == AttentionMethod::kFavor && redraw > 0 &&
+    if (has_random_matrices(config_.model.attention.method) && redraw > 0 &&
         state_.step % redraw == 0) {
       model_->redraw(++state_.redraw_index);
     }

@@ -24,10 +24,15 @@ WorkOptions tiny(WorkKind kind) {
 
 TEST(Workload, RunsEveryKindInBothTypesAndCountsItsTokens) {
   for (const bool bfloat16 : {false, true}) {
-    for (const AttentionMethod method : {AttentionMethod::kFavor, AttentionMethod::kExact}) {
+    for (const AttentionMethod method : attention_methods()) {
       for (const WorkKind kind : {WorkKind::kTrain, WorkKind::kEncode, WorkKind::kGenerate}) {
+        const bool causal = has_causal_form(method);
+        if (kind == WorkKind::kGenerate && !causal) continue;
         WorkOptions options = tiny(kind);
+        options.model.causal = causal;
         options.model.attention.method = method;
+        options.model.attention.local_window = 4;
+        options.model.attention.window = method == AttentionMethod::kCentroids ? 4 : 0;
         options.bfloat16 = bfloat16;
         Workload work(options);
         EXPECT_EQ(work.tokens(), kind == WorkKind::kGenerate ? 3 : 60);
