@@ -2,7 +2,8 @@
 # The commands of the project; scripts/ and CMakePresets.json do the work.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-random fuzz bench bench-accuracy bench-memory bench-peers bench-train format lint clean
+.PHONY: help demo test test-random fuzz bench bench-accuracy bench-memory bench-methods bench-peers \
+        bench-train format lint clean
 
 # An interpreter with torch 2.11 or newer to use instead of installing torch into .venv.
 PERFORMER_PYTHON ?=
@@ -41,6 +42,9 @@ bench-train:  ## measure training, encoding, generating beside performer-pytorch
 bench-memory:  ## memory and time of training steps against depth and length; build/memory.jsonl
 	@scripts/setup
 	@scripts/bench_memory $(ARGS)
+
+bench-methods:  ## measure every method of attention beside public packages (ARGS=--quick)
+	@scripts/bench_methods $(ARGS)
 
 bench-accuracy:  ## error of every map and matrix against exact attention; build/accuracy.jsonl
 	@scripts/setup --no-torch
