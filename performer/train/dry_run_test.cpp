@@ -6,6 +6,7 @@
 
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "performer/models/models.h"
 #include "performer/train/metrics.h"
@@ -65,51 +66,17 @@ bool reset_peak() {
   return !out.fail() && peak_since_reset() < resident_bytes() + (8 << 20);
 }
 
+struct Case {
+  const char* name;
+  bool causal, glu, exact, bfloat16;
+  PositionKind positions;
+  double dropout;
+  bool reversible = false;
+  MemoryOptions memory = {};
+};
+
 // The factor that estimate.h states.
-TEST(DryRun, EstimatedMemoryIsNearAMeasuredStep) {
-  struct Case {
-    const char* name;
-    bool causal, glu, exact, bfloat16;
-    PositionKind positions;
-    double dropout;
-    bool reversible = false;
-    MemoryOptions memory = {};
-  };
-  const Case cases[] = {
-      {"masked", false, false, false, false, PositionKind::kLearned, 0},
-      {"causal", true, false, false, false, PositionKind::kLearned, 0.1},
-      {"glu, rotary", true, true, false, false, PositionKind::kRotary, 0.1},
-      {"exact", true, false, true, false, PositionKind::kSinusoidal, 0.1},
-      {"bfloat16", false, false, false, true, PositionKind::kSinusoidal, 0.1},
-      {"checkpoint",
-       true,
-       true,
-       false,
-       false,
-       PositionKind::kSinusoidal,
-       0.1,
-       false,
-       {.activation = ActivationPolicy::kCheckpoint}},
-      {"reversible", true, false, false, false, PositionKind::kSinusoidal, 0, true},
-      {"slices",
-       true,
-       false,
-       false,
-       false,
-       PositionKind::kSinusoidal,
-       0,
-       false,
-       {.slice_tokens = 128}},
-      {"chunks",
-       true,
-       false,
-       false,
-       false,
-       PositionKind::kSinusoidal,
-       0,
-       false,
-       {.ff_chunk = 512, .loss_chunk = 512}},
-  };
+void expect_estimates(const std::vector<Case>& cases) {
   for (const Case& one : cases) {
     SCOPED_TRACE(one.name);
     TrainConfig config;
@@ -145,10 +112,47 @@ TEST(DryRun, EstimatedMemoryIsNearAMeasuredStep) {
     EXPECT_GT(estimated, 50e6);
     EXPECT_LT(estimated, 1.5 * measured);
     EXPECT_GT(estimated, measured / 1.5);
-    RecordProperty(one.name, std::to_string(estimated / measured));
+    testing::Test::RecordProperty(one.name, std::to_string(estimated / measured));
     std::printf("%s: estimated %.1f MB, measured %.1f MB\n", one.name, estimated / 1e6,
                 measured / 1e6);
   }
+}
+
+// The first test of this file, because an allocator that has grown keeps freed memory.
+TEST(DryRun, EstimatedSavingsAreNearAMeasuredStep) {
+  constexpr PositionKind positions = PositionKind::kSinusoidal;
+  expect_estimates({
+      {"checkpoint",
+       true,
+       true,
+       false,
+       false,
+       positions,
+       0.1,
+       false,
+       {.activation = ActivationPolicy::kCheckpoint}},
+      {"reversible", true, false, false, false, positions, 0, true},
+      {"slices", true, false, false, false, positions, 0, false, {.slice_tokens = 128}},
+      {"chunks",
+       true,
+       false,
+       false,
+       false,
+       positions,
+       0,
+       false,
+       {.ff_chunk = 512, .loss_chunk = 512}},
+  });
+}
+
+TEST(DryRun, EstimatedMemoryIsNearAMeasuredStep) {
+  expect_estimates({
+      {"masked", false, false, false, false, PositionKind::kLearned, 0},
+      {"causal", true, false, false, false, PositionKind::kLearned, 0.1},
+      {"glu, rotary", true, true, false, false, PositionKind::kRotary, 0.1},
+      {"exact", true, false, true, false, PositionKind::kSinusoidal, 0.1},
+      {"bfloat16", false, false, false, true, PositionKind::kSinusoidal, 0.1},
+  });
 }
 
 }  // namespace

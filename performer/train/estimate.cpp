@@ -70,8 +70,8 @@ int64_t activation_bytes(const TrainConfig& config, int64_t tokens, int64_t low)
       kept = model.num_layers * streams * full * model.dim + stored;
       break;
     case ActivationPolicy::kReverse:
-      // Both streams, those found from them, and one branch at a time.
-      kept = 4 * full * model.dim + std::max(block.attention, stored - block.attention);
+      // Both streams, those found from them and their gradients, and one branch at a time.
+      kept = 8 * full * model.dim + std::max(block.attention, stored - block.attention);
       break;
     default:
       kept = model.num_layers * stored;

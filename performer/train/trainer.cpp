@@ -104,6 +104,7 @@ class Trainer {
         model_(make_model(config, resumed)),
         optimizer_(make_optimizer(model_, config.optimizer)) {
     model_->set_memory(config.run.memory);
+    give_back_freed_memory(config.run.memory, config.model);
     progress_.say(data_.summary());
     for (const torch::Tensor& parameter : model_->parameters()) {
       result_.num_parameters += parameter.numel();

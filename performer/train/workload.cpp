@@ -65,6 +65,7 @@ Workload::Workload(const WorkOptions& options) {
   const bool training = options.kind == WorkKind::kTrain;
   parts.model->train(training);
   parts.model->set_memory(options.memory);
+  if (training) give_back_freed_memory(options.memory, options.model);
   if (training) parts.optimizer.emplace(make_optimizer(parts.model, OptimizerConfig()));
   if (options.kind != WorkKind::kGenerate) {
     parts.tokens = draw(options.length);
