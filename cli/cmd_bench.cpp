@@ -1,17 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// `performer bench`: how fast this machine trains, encodes or generates, and with how much memory.
+// `performer bench`: how fast this machine trains, encodes, generates or embeds, and with how much
+// memory.
 #include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
+#include <functional>
 #include <iostream>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <vector>
 
 #include "cli/command.h"
 #include "favor/check.h"
+#include "performer/infer/embed_workload.h"
 #include "performer/train/metrics.h"
+#include "performer/train/step_profile.h"
 #include "performer/train/workload.h"
 
 namespace performer::cli {
@@ -23,21 +29,29 @@ using nlohmann::ordered_json;
 struct Timing {
   double wall_s = 0;
   double cpu_s = 0;
+  int64_t tokens = 0;
 };
 
-Timing timed(Workload& work) {
+// `work` returns the number of its tokens.
+Timing timed(const std::function<int64_t()>& work) {
   const auto start = std::chrono::steady_clock::now();
   const double cpu_before = cpu_seconds();
-  work.run();
+  const int64_t tokens = work();
   const double cpu_after = cpu_seconds();
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - start;
-  return {wall.count(), cpu_after - cpu_before};
+  return {wall.count(), cpu_after - cpu_before, tokens};
 }
 
 double median(std::vector<double> values) {
   const auto middle = values.begin() + std::ptrdiff_t(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
   return *middle;
+}
+
+double median_rate(const std::vector<Timing>& timings, double Timing::*clock) {
+  std::vector<double> rates;
+  for (const Timing& timing : timings) rates.push_back(double(timing.tokens) / (timing.*clock));
+  return median(rates);
 }
 
 void print_line(const ordered_json& object) {
@@ -52,6 +66,7 @@ int run_bench(const Command& command, const std::vector<std::string>& arguments)
   work.model.ff_dim = 1024;
   work.model.dropout = 0;
   work.model.causal = false;
+  EmbedWorkOptions embed;
   std::string mode = "train";
   std::string attention = "favor";
   std::string dtype = "float32";
@@ -61,11 +76,16 @@ int run_bench(const Command& command, const std::vector<std::string>& arguments)
   int64_t repeats = 3;
   bool stepwise = false;
   bool single = false;
+  bool profile = false;
   Options options(command);
-  options.add("--mode", mode, "train, encode or generate");
+  options.add("--mode", mode, "train, encode, generate or embed");
   options.add("--length", work.length,
               "tokens per row; of generation, tokens already in the state");
   options.add("--batch", work.batch, "rows");
+  options.add("--data", embed.data, "to embed: a FASTA file of at least --proteins records");
+  options.add("--proteins", embed.count, "to embed: records, of which a repeat takes one group");
+  options.add("--groups", embed.groups, "to embed: groups of records");
+  options.add("--batch-tokens", embed.batch_tokens, "to embed: tokens per pass");
   options.add("--attention", attention, "method");
   options.add("--causal", work.model.causal, "a decoder");
   options.add("--dtype", dtype, "float32 or bfloat16 (autocast)");
@@ -90,15 +110,22 @@ int run_bench(const Command& command, const std::vector<std::string>& arguments)
   options.add("--stepwise", stepwise,
               "run once per line of standard input, until it ends: for measuring in turn with "
               "another program");
+  options.add("--profile", profile,
+              "print where the time goes, by parts of the model and by operators");
   if (!options.parse(arguments)) {
     std::fputs(options.help().c_str(), stdout);
     return 0;
   }
+  const bool embeds = mode == "embed";
   try {
-    work.kind = work_kind_from_string(mode);
+    FAVOR_CHECK(embeds || mode == "train" || mode == "encode" || mode == "generate", "--mode is '",
+                mode, "', expected train, encode, generate or embed");
+    if (!embeds) work.kind = work_kind_from_string(mode);
     work.model.attention.method = attention_method_from_string(attention);
     work.memory.activation = activation_policy_from_string(activation);
     FAVOR_CHECK(!single || !stepwise, "--single is given, expected none with --stepwise");
+    FAVOR_CHECK(!profile || (!single && !stepwise),
+                "--profile is given, expected none with --single or --stepwise");
     FAVOR_CHECK(dtype == "float32" || dtype == "bfloat16", "--dtype is '", dtype,
                 "', expected float32 or bfloat16");
     FAVOR_CHECK(threads >= 0 && threads <= 1024, "--threads is ", threads,
@@ -109,49 +136,70 @@ int run_bench(const Command& command, const std::vector<std::string>& arguments)
     work.model.causal = work.model.causal || work.kind == WorkKind::kGenerate;
     work.model.positions = PositionKind::kSinusoidal;
     work.model.max_length = work.length;  // of linformer
-    work.check();
+    embed.model = work.model;
+    embed.bfloat16 = work.bfloat16;
+    embeds ? embed.check() : work.check();
   } catch (const favor::Error& error) {
     throw UsageError(message("bench: ", error.what()));
   }
   if (threads > 0) at::set_num_threads(static_cast<int>(threads));
   const int64_t idle_bytes = resident_bytes();
-  Workload workload(work);
-  if (!single) workload.run();  // allocates and starts threads
-  std::vector<double> wall, cpu;
-  const auto repeat = [&] {
-    const Timing timing = timed(workload);
-    wall.push_back(timing.wall_s);
-    cpu.push_back(timing.cpu_s);
+  std::unique_ptr<Workload> workload;
+  std::unique_ptr<EmbedWorkload> embedding;
+  if (embeds) {
+    embedding = std::make_unique<EmbedWorkload>(embed);
+  } else {
+    workload = std::make_unique<Workload>(work);
+  }
+  const auto run = [&] {
+    if (embeds) return embedding->run();
+    workload->run();
+    return workload->tokens();
   };
+  // Allocates and starts threads.
+  const Timing first = single ? Timing() : timed(run);
+  if (profile) {
+    const double count = std::clamp(min_time / std::max(first.wall_s, 1e-6), 3.0, 1e6);
+    const StepProfile found = profile_steps(run, static_cast<int64_t>(std::ceil(count)));
+    std::fputs(to_text(found, 30).c_str(), stdout);
+    return 0;
+  }
+  std::vector<Timing> timings;
   if (stepwise) {
     print_line({{"ready", true}});
     for (std::string line; std::getline(std::cin, line);) {
-      repeat();
-      print_line({{"wall_s", wall.back()}, {"cpu_s", cpu.back()}});
+      timings.push_back(timed(run));
+      print_line({{"wall_s", timings.back().wall_s},
+                  {"cpu_s", timings.back().cpu_s},
+                  {"tokens", timings.back().tokens}});
     }
-    FAVOR_CHECK(!wall.empty(), "bench: standard input is empty, expected a line per repeat");
+    FAVOR_CHECK(!timings.empty(), "bench: standard input is empty, expected a line per repeat");
   } else if (single) {
-    repeat();
+    timings.push_back(timed(run));
   } else {
     const auto start = std::chrono::steady_clock::now();
-    while (std::ssize(wall) < repeats ||
+    while (std::ssize(timings) < repeats ||
            std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() <
                min_time) {
-      repeat();
+      timings.push_back(timed(run));
     }
   }
-  print_line({{"impl", attention == "favor" ? "performer" : "performer (" + attention + ")"},
-              {"mode", mode},
-              {"causal", work.model.causal},
-              {"dtype", dtype},
-              {"threads", at::get_num_threads()},
-              {"L", work.length},
-              {"batch", work.batch},
-              {"num_layers", work.model.num_layers},
-              {"tokens_per_s", double(workload.tokens()) / median(wall)},
-              {"tokens_per_cpu_s", double(workload.tokens()) / median(cpu)},
-              {"peak_bytes", std::max<int64_t>(0, peak_memory_bytes() - idle_bytes)},
-              {"repeats", wall.size()}});
+  ordered_json result = {
+      {"impl", attention == "favor" ? "performer" : "performer (" + attention + ")"},
+      {"mode", mode},
+      {"causal", work.model.causal},
+      {"dtype", dtype},
+      {"threads", at::get_num_threads()},
+      {"L", work.length},
+      {"batch", work.batch},
+      {"num_layers", work.model.num_layers},
+      {"tokens_per_s", median_rate(timings, &Timing::wall_s)},
+      {"tokens_per_cpu_s", median_rate(timings, &Timing::cpu_s)},
+      {"peak_bytes", std::max<int64_t>(0, peak_memory_bytes() - idle_bytes)},
+      {"repeats", timings.size()}};
+  // What a token takes against what it must take: reading weights and state.
+  if (work.kind == WorkKind::kGenerate) result["bound_s"] = workload->read_s();
+  print_line(result);
   return 0;
 }
 

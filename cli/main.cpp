@@ -9,6 +9,12 @@
 #include <string>
 #include <vector>
 
+#ifdef __GLIBC__
+#include <malloc.h>
+
+#include <climits>
+#endif
+
 #include "cli/command.h"
 #include "favor/check.h"
 
@@ -91,6 +97,15 @@ int dispatch(const std::vector<std::string>& arguments) {
                                                   "? (performer --help)"));
 }
 
+// Temporaries as large as activations would go back to the system at the end of every operator, and
+// return from it page by page, each cleared anew.
+void keep_freed_memory() {
+#ifdef __GLIBC__
+  mallopt(M_MMAP_THRESHOLD, INT_MAX);
+  mallopt(M_TRIM_THRESHOLD, INT_MAX);
+#endif
+}
+
 int fail(const std::string& text, int status) {
   // One line, whatever a library put into its message.
   const size_t end = text.find('\n');
@@ -103,6 +118,7 @@ int fail(const std::string& text, int status) {
 int main(int argc, char** argv) {
   // A file that may not grow further is an error of writing it, which names the file.
   std::signal(SIGXFSZ, SIG_IGN);
+  keep_freed_memory();
   try {
     return dispatch({argv + 1, argv + argc});
   } catch (const performer::cli::UsageError& error) {

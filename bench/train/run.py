@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures whole models: training, encoding and generating with this project's program, with its
-softmax twin and with performer-pytorch, in turn, and prints tables. `scripts/bench_train` sets up
-what it needs."""
+"""Measures whole models: training, encoding, embedding and generating with this project's program,
+with its softmax twin and with performer-pytorch, in turn, and prints tables. `scripts/bench_train`
+sets up what it needs."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from pathlib import Path
 
 from peers.run import MEMORY_LIMIT, cpu_name, lines_of
 
+PROTEINS, GROUPS = 2000, 40  # embedded a group per repeat
 OURS, EXACT, PEER = "performer", "performer (exact)", "performer-pytorch"
 
 
@@ -34,6 +35,8 @@ class Problem:
     def name(self) -> str:
         kind = "causal" if self.causal else "bidirectional"
         threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
+        if self.mode == "embed":
+            return f"embed, {self.batch:,} proteins, {kind}, {self.dtype}, {threads}"
         return f"{self.mode}, {kind}, {self.dtype}, L = {self.length}, {threads}"
 
 
@@ -47,13 +50,17 @@ def problems(quick: bool) -> list[Problem]:
     ]
     result += [Problem("train", True, dtype, n, length) for n in threads for length in lengths
                for dtype in ("float32", "bfloat16")]
-    contexts = (128, 1024) if quick else (128, 1024, 4096, 65536, 1_000_000)
+    result += [Problem("embed", False, "float32", n, 0, PROTEINS) for n in threads]
+    contexts = (1, 1000) if quick else (1, 1000, 4096, 1_000_000)
     return result + [Problem("generate", True, "float32", 1, context) for context in contexts]
 
 
-def command(impl: str, problem: Problem, program: Path) -> list[str]:
-    options = ["--mode", problem.mode, "--length", str(problem.length), "--batch",
-               str(problem.batch), "--threads", str(problem.threads), "--dtype", problem.dtype]
+def command(impl: str, problem: Problem, program: Path, data: Path) -> list[str]:
+    options = ["--mode", problem.mode, "--threads", str(problem.threads), "--dtype", problem.dtype]
+    if problem.mode == "embed":
+        options += ["--data", str(data), "--proteins", str(problem.batch), "--groups", str(GROUPS)]
+    else:
+        options += ["--length", str(problem.length), "--batch", str(problem.batch)]
     if problem.causal:
         options.append("--causal")
     if impl == PEER:
@@ -120,9 +127,9 @@ class Child:
         return row
 
 
-def measure(problem: Problem, program: Path, seconds: float) -> list[dict]:
+def measure(problem: Problem, program: Path, seconds: float, data: Path, quick: bool) -> list[dict]:
     """A row per implementation. One thread is timed by CPU time, which leaves out what else a
-    shared machine ran; more threads by wall time."""
+    shared machine ran; more threads by wall time. A quick run embeds some of the proteins."""
     children, rows = {}, []
     common = {"mode": problem.mode, "causal": problem.causal, "dtype": problem.dtype,
               "threads": problem.threads, "L": problem.length, "batch": problem.batch}
@@ -131,7 +138,7 @@ def measure(problem: Problem, program: Path, seconds: float) -> list[dict]:
     for impl in (OURS, EXACT, PEER):
         note = reason_to_skip(impl, problem)
         if note is None:
-            child = Child(command(impl, problem, program), problem.threads, 600)
+            child = Child(command(impl, problem, program, data), problem.threads, 600)
             if child.failure is None:
                 children[impl] = child
                 continue
@@ -139,9 +146,11 @@ def measure(problem: Problem, program: Path, seconds: float) -> list[dict]:
                 raise SystemExit(f"bench-train: {problem.name}: {child.failure}")
             note = child.failure
         rows.append({"impl": impl} | common | empty | {"note": note})
-    times: dict[str, list[float]] = {impl: [] for impl in children}
+    times: dict[str, list[float]] = {impl: [] for impl in children}  # seconds per token
     start = time.monotonic()
-    while len(times[OURS]) < 3 or (time.monotonic() - start < seconds and len(times[OURS]) < 50):
+    least = GROUPS if problem.mode == "embed" and not quick else 3
+    while (count := len(times[OURS])) < least or (time.monotonic() - start < seconds
+                                                  and count < 50):
         for impl, child in list(children.items()):
             row = child.step()
             if child.failure is not None:
@@ -150,19 +159,33 @@ def measure(problem: Problem, program: Path, seconds: float) -> list[dict]:
                 rows.append({"impl": impl} | common | empty | {"note": child.failure})
                 del children[impl]
                 continue
-            times[impl].append(row[clock])
-    tokens = problem.batch * (1 if problem.mode == "generate" else problem.length)
+            times[impl].append(row[clock] / row["tokens"])
     ours = statistics.median(times[OURS])
     for impl, child in children.items():
         median = statistics.median(times[impl])
+        last = child.finish()
         rows.append({"impl": impl} | common | {
-            "tokens_per_s": tokens / median,
-            "peak_bytes": child.finish().get("peak_bytes"),
+            "tokens_per_s": 1 / median,
+            "peak_bytes": last.get("peak_bytes"),
             "ratio": median / ours,
             "clock": clock[:-2],
             "note": "",
         })
+        if last.get("bound_s") is not None:
+            rows[-1] |= {"bound_s": last["bound_s"] / problem.batch}
     return sorted(rows, key=lambda row: (OURS, EXACT, PEER).index(row["impl"]))
+
+
+def bounds(rows: list[dict]) -> str:
+    """Generation beside what no generation with these weights can beat."""
+    lines = ["| one token after | ms | reading weights and state once, ms | ratio |",
+             "| ---: | ---: | ---: | ---: |"]
+    for row in rows:
+        if row["impl"] != OURS or row.get("bound_s") is None:
+            continue
+        token, bound = 1e3 / row["tokens_per_s"], 1e3 * row["bound_s"]
+        lines.append(f"| {row['L']:,} | {token:.2f} | {bound:.2f} | {token / bound:.2f} |")
+    return "\n".join(lines) if len(lines) > 2 else ""
 
 
 def read_bandwidth() -> float:
@@ -188,12 +211,12 @@ def table(rows: list[dict]) -> str:
 
     lines = ["| work | ours: tokens/s / MB | softmax twin | performer-pytorch | twin's time / ours "
              "| peer's time / ours |", "| --- | ---: | ---: | ---: | ---: | ---: |"]
-    keys = ("mode", "causal", "dtype", "L", "threads")
+    keys = ("mode", "causal", "dtype", "threads", "L", "batch")
     groups: dict[tuple, dict[str, dict]] = {}
     for row in rows:
         groups.setdefault(tuple(row[k] for k in keys), {})[row["impl"]] = row
-    for (mode, causal, dtype, length, threads), group in groups.items():
-        name = Problem(mode, causal, dtype, threads, length).name
+    for key, group in groups.items():
+        name = Problem(*key).name
         ratios = ["-" if group[impl]["ratio"] is None else f"{group[impl]['ratio']:.2f}"
                   for impl in (EXACT, PEER)]
         cells = [cell(group[impl]) for impl in (OURS, EXACT, PEER)]
@@ -207,6 +230,8 @@ def main() -> int:
     parser.add_argument("--filter", default="", help="problems whose name contains it")
     parser.add_argument("--seconds", type=float, default=20, help="of each problem's repeats")
     parser.add_argument("--program", type=Path, default=Path("build/performer"))
+    parser.add_argument("--data", type=Path, default=Path("data/demo/proteins.fasta.gz"),
+                        help="proteins to embed, as scripts/fetch_demo_data leaves them")
     parser.add_argument("--json", type=Path, default=Path("build/train.jsonl"))
     arguments = parser.parse_args()
     cpus = len(os.sched_getaffinity(0))
@@ -217,7 +242,8 @@ def main() -> int:
         for problem in problems(arguments.quick):
             if arguments.filter not in problem.name or problem.threads > cpus:
                 continue
-            for row in measure(problem, arguments.program, arguments.seconds):
+            for row in measure(problem, arguments.program, arguments.seconds, arguments.data,
+                               arguments.quick):
                 rows.append(row)
                 print(json.dumps(row), file=file, flush=True)
                 speed = row["tokens_per_s"]
@@ -226,6 +252,8 @@ def main() -> int:
                       file=sys.stderr, flush=True)
     unfinished.rename(arguments.json)
     print(table(rows))
+    if bounds(rows):
+        print(f"\n{bounds(rows)}")
     print(f"\n{cpu_name()}; memory is read with {read_bandwidth() / 1e9:.1f} GB/s by one thread")
     return 0
 

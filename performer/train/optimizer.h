@@ -14,6 +14,15 @@ namespace performer {
 /// not.
 torch::optim::AdamW make_optimizer(LanguageModel& model, const OptimizerConfig& config);
 
+/// Euclidean norm of all gradients of the optimiser's parameters together.
+double gradient_norm(const torch::optim::AdamW& optimizer);
+
+/// As torch::nn::utils::clip_grad_norm_(parameters, limit) followed by optimizer.step(), for
+/// gradients whose norm is known, in one pass over them; but leaves the gradients as they are. A
+/// limit of 0 or less clips nothing. The optimiser's state is what step() would have left, up to
+/// rounding. Parameters are float32, contiguous and on the CPU.
+void clipped_step(torch::optim::AdamW& optimizer, double norm, double limit);
+
 }  // namespace performer
 
 #endif  // PERFORMER_TRAIN_OPTIMIZER_H_

@@ -2,7 +2,6 @@
 #include "performer/train/trainer.h"
 
 #include <ATen/Parallel.h>
-#include <torch/nn/utils/clip_grad.h>
 #include <torch/utils.h>
 
 #include <algorithm>
@@ -10,7 +9,6 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
-#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -218,12 +216,9 @@ class Trainer {
       loss += add_gradients(model_, tensors, double(num_targets), config_.run.dtype == "bfloat16");
       if (!std::isfinite(loss)) stop_not_finite("loss", loss, state_.step + 1);
     }
-    // The limit is applied in float.
-    const double limit =
-        config_.optimizer.clip > 0 ? config_.optimizer.clip : std::numeric_limits<float>::max();
-    grad_norm_ = torch::nn::utils::clip_grad_norm_(model_->parameters(), limit);
+    grad_norm_ = gradient_norm(optimizer_);
     if (!std::isfinite(grad_norm_)) stop_not_finite("gradient norm", grad_norm_, state_.step + 1);
-    optimizer_.step();
+    clipped_step(optimizer_, grad_norm_, config_.optimizer.clip);
 
     ++state_.step;
     state_.data = prefetch_->position();

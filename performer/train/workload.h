@@ -45,6 +45,10 @@ class Workload {
   int64_t tokens() const;
   void run();
 
+  /// Seconds in which this machine, on the same threads, reads parameters, matrices and state of
+  /// streams once: the best of several passes over the very memory that run() uses.
+  double read_s() const;
+
  private:
   struct Parts;
   std::unique_ptr<Parts> parts_;
