@@ -3,8 +3,9 @@
 // file.
 #include <ATen/Parallel.h>
 
-#include <cmath>
+#include <algorithm>
 #include <cstdio>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -14,6 +15,7 @@
 #include "performer/train/checkpoint.h"
 #include "performer/train/evaluate.h"
 #include "performer/train/run_folder.h"
+#include "performer/train/task.h"
 
 namespace performer::cli {
 namespace {
@@ -21,26 +23,47 @@ namespace {
 using favor::message;
 using nlohmann::json;
 
-const SequenceSet& split_named(const SplitSequences& splits, const std::string& name) {
-  if (name == "train") return splits.train;
-  if (name == "ood") return splits.ood;
-  return name == "valid" ? splits.valid : splits.test;
+constexpr int kUnitWidth = 20;
+
+// A row of the table: loss, then the task's units or the perplexity, accuracy.
+std::string score_row(const std::string& name, const EvalScore& score) {
+  char cell[64];
+  std::snprintf(cell, sizeof cell, "%-20s %12.4f", name.c_str(), score.loss);
+  std::string row = cell;
+  const auto add = [&](double value) {
+    std::snprintf(cell, sizeof cell, " %*.4f", kUnitWidth, value);
+    row += cell;
+  };
+  if (score.units.empty()) add(score.perplexity);
+  for (const UnitValue& unit : score.units) add(unit.value);
+  std::snprintf(cell, sizeof cell, " %10.2f %%\n", 100 * score.accuracy);
+  return row + cell;
 }
 
-SequenceSet all_of(SplitSequences splits) {
-  if (splits.stored) return splits.all;
-  SequenceSet all = std::move(splits.train);
-  for (const SequenceSet* part : {&splits.valid, &splits.test}) {
-    for (int64_t i = 0; i < part->size(); ++i) all.add((*part)[i]);
+std::string table_of(const std::string& title, const EvalScore& score,
+                     const std::optional<EvalScore>& baseline, const std::string& no_baseline) {
+  char cell[160];
+  std::snprintf(cell, sizeof cell, "%-20s %12s", title.c_str(), "loss");
+  std::string head = cell;
+  const auto add = [&](const std::string& name) {
+    std::snprintf(cell, sizeof cell, " %*s", kUnitWidth, name.c_str());
+    head += cell;
+  };
+  if (score.units.empty()) add("perplexity");
+  for (UnitValue unit : score.units) {
+    std::replace(unit.name.begin(), unit.name.end(), '_', ' ');
+    add(unit.name);
   }
-  return all;
+  std::snprintf(cell, sizeof cell, " %12s\n", "accuracy");
+  return head + cell +
+         (baseline ? score_row("empirical baseline", *baseline) : no_baseline + "\n") +
+         score_row("model", score);
 }
 
-std::string score_row(const char* name, const EvalScore& score) {
-  char row[160];
-  std::snprintf(row, sizeof row, "%-20s %12.4f %12.4f %10.2f %%\n", name, score.loss,
-                score.perplexity, 100 * score.accuracy);
-  return row;
+// All of another file of sequences or text; of everything else what is held out for testing.
+std::string default_split(const std::string& task, const std::string& data) {
+  const bool one_set = task == "text" || (task == "protein" && !TokenFile::recognises(data));
+  return !data.empty() && one_set ? "all" : "test";
 }
 
 }  // namespace
@@ -59,11 +82,12 @@ int run_eval(const Command& command, const std::vector<std::string>& arguments) 
   bool quiet = false;
   Options options(command);
   options.add("--model", model, "run, checkpoint or model folder");
-  options.add("-i,--data", data,
-              "token file or FASTA file; without it the data of the model's run");
+  options.add(
+      "-i,--data", data,
+      "token file, FASTA file, or what the model's task reads; without it the data of its run");
   options.add("--split", split,
               "train, valid, test, all, or ood of a token file; without it test, but all of a "
-              "FASTA file given by --data");
+              "FASTA or text file given by --data");
   options.add("--max-tokens", max_tokens,
               "whole sequences drawn until there are so many tokens; 0: all");
   options.add("--length", length, "tokens per row; 0: as in training");
@@ -77,12 +101,11 @@ int run_eval(const Command& command, const std::vector<std::string>& arguments) 
     std::fputs(options.help().c_str(), stdout);
     return 0;
   }
-  if (split.empty()) split = data.empty() || TokenFile::recognises(data) ? "test" : "all";
   try {
     FAVOR_CHECK(!model.empty(), "--model is missing, expected a run, checkpoint or model folder");
-    FAVOR_CHECK(
-        split == "train" || split == "valid" || split == "test" || split == "ood" || split == "all",
-        "--split is '", split, "', expected train, valid, test, ood or all");
+    FAVOR_CHECK(split.empty() || split == "train" || split == "valid" || split == "test" ||
+                    split == "ood" || split == "all",
+                "--split is '", split, "', expected train, valid, test, ood or all");
     FAVOR_CHECK(max_tokens >= 0, "--max-tokens is ", max_tokens, ", expected at least 0");
     FAVOR_CHECK(threads >= 0 && threads <= 1024, "--threads is ", threads,
                 ", expected 0 (all cores) to 1024");
@@ -94,10 +117,15 @@ int run_eval(const Command& command, const std::vector<std::string>& arguments) 
   check_writable(output, force);
   RunReport report(command, arguments, quiet);
   if (threads > 0) at::set_num_threads(static_cast<int>(threads));
-  LoadedModel loaded = load_model(model);
+  LoadedModel loaded = load_model(model, /*task=*/"");
   const std::optional<TrainConfig> run = find_run_config(model);
 
   TrainConfig config = run.value_or(TrainConfig());
+  const Task& task = find_task(loaded.task);
+  if (!run) {
+    config.data.task = task.name;
+    task.set_defaults(config);
+  }
   config.model = loaded.model->config();
   if (!run) config.data.length = config.model.max_length;
   if (length > 0) config.data.length = length;
@@ -109,62 +137,60 @@ int run_eval(const Command& command, const std::vector<std::string>& arguments) 
   }
   if (batch_tokens > 0) config.data.batch_tokens = batch_tokens;
   config.data.batch_tokens = std::max(config.data.batch_tokens, config.data.length);
-  if (data.empty() && (!run || run->data.data == "-")) {
-    throw std::runtime_error(
-        message("eval: --data is missing, expected a token file or FASTA file (", model,
-                " belongs to no run whose data could be read again)"));
+  const bool was_stdin = run && run->data.data == "-";
+  if (data.empty() && !task.generated && (!run || was_stdin)) {
+    throw std::runtime_error(message("eval: --data is missing, expected ", task.input, " (", model,
+                                     " belongs to no run whose data could be read again)"));
   }
-  const auto read = [&](const std::string& path) {
-    SplitSequences splits = read_splits(path, loaded.tokenizer, config.split_options());
-    if (!quiet) std::fprintf(stderr, "%s: %s\n", path.c_str(), splits.summary().c_str());
-    return splits;
+  if (split.empty()) split = default_split(task.name, data);
+  // Without shares to hold out, the training set of a text is all of it.
+  const bool whole_text = split == "all" && task.name == "text";
+  const auto read = [&](const std::string& path, bool whole = false) {
+    TrainConfig one = config;
+    one.data.data = path;
+    if (whole) one.data.valid_fraction = one.data.test_fraction = 0;
+    std::unique_ptr<TaskData> opened = open_task(one, loaded.vocabulary);
+    if (!quiet) {
+      const std::string name = path.empty() ? "task " + task.name : path;
+      std::fprintf(stderr, "%s: %s\n", name.c_str(), opened->summary().c_str());
+    }
+    return opened;
   };
   const std::string source = data.empty() ? config.data.data : data;
-  SplitSequences splits = read(source);
-  SequenceSet chosen = split == "all" ? SequenceSet() : split_named(splits, split);
+  const std::unique_ptr<TaskData> opened = read(source, whole_text);
+  const EvalSet set = opened->eval_set(whole_text ? "train" : split, max_tokens);
+  if (set.size == 0) {
+    throw std::runtime_error(message("eval: ", source.empty() ? "task " + task.name : source,
+                                     " has no sequence in ", split, ", expected at least one"));
+  }
+  const EvalScore score = evaluate(loaded.model, *set.batches, set.units);
   // Frequencies come from what the model was trained on, never from the file being scored.
-  std::optional<SequenceSet> train;
+  std::optional<EvalScore> baseline;
   std::string no_baseline = "no baseline: the model is not in a run";
-  if (run && run->data.data == "-") {
+  if (was_stdin) {
     no_baseline = "no baseline: the run's data was standard input";
   } else if (run) {
-    train = source == run->data.data ? splits.train : read(run->data.data).train;
-  }
-  if (split == "all") chosen = all_of(std::move(splits));
-  if (chosen.size() == 0) {
-    throw std::runtime_error(
-        message("eval: ", source, " has no sequence in ", split, ", expected at least one"));
-  }
-  if (max_tokens > 0) chosen = chosen.sample(max_tokens, config.data.split_seed);
-
-  const BatchOptions batch_options = config.batch_options();
-  const EvalBatches batches(chosen, loaded.tokenizer, batch_options);
-  const EvalScore score = evaluate(loaded.model, batches);
-  std::optional<EvalScore> baseline;
-  if (train) {
-    const BaselineScore empirical =
-        EmpiricalBaseline(*train, loaded.tokenizer, batch_options.objective).score(batches);
-    baseline =
-        EvalScore{empirical.num_targets, empirical.loss, empirical.perplexity, empirical.accuracy};
+    const EmpiricalBaseline frequencies = source == run->data.data && !whole_text
+                                              ? opened->baseline()
+                                              : read(run->data.data)->baseline();
+    const BaselineScore empirical = frequencies.score(*set.batches);
+    baseline = EvalScore{
+        empirical.num_targets, empirical.loss, empirical.perplexity, empirical.accuracy, {}};
+    convert_units(set.units, score, *baseline);
   }
   if (json_wanted) {
     json object = to_json(score);
     object["model"] = loaded.folder;
+    object["task"] = task.name;
     object["data"] = source;
     object["split"] = split;
-    object["sequences"] = chosen.size();
+    object["sequences"] = set.size;
     object["baseline"] = baseline ? to_json(*baseline) : json();
     object.update(report.resources());
     write_result(output, object.dump(2) + "\n", force);
   } else {
-    char head[160];
-    std::snprintf(head, sizeof head, "%-20s %12s %12s %12s\n",
-                  message(split, ", ", score.num_targets, " targets").c_str(), "loss", "perplexity",
-                  "accuracy");
-    std::string table = head;
-    table += baseline ? score_row("empirical baseline", *baseline) : no_baseline + "\n";
-    table += score_row("model", score);
-    write_result(output, table, force);
+    const std::string title = message(split, ", ", score.num_targets, " targets");
+    write_result(output, table_of(title, score, baseline, no_baseline), force);
   }
   report.finish();
   return 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `performer generate`: sequences sampled from a causal model, as FASTA or JSON lines.
+// `performer generate`: sequences sampled from a causal model, as FASTA, plain text or JSON lines.
 #include <ATen/Parallel.h>
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "cli/command.h"
+#include "cli/generate_plain.h"
 #include "cli/generated_text.h"
 #include "favor/check.h"
 #include "performer/data/fasta.h"
@@ -15,6 +16,7 @@
 #include "performer/infer/records.h"
 #include "performer/infer/stream_file.h"
 #include "performer/train/checkpoint.h"
+#include "performer/train/run_folder.h"
 
 namespace performer::cli {
 namespace {
@@ -44,7 +46,7 @@ struct GenerateOptions {
 void GenerateOptions::add_to(Options& options) {
   options.add("--model", model, "run, checkpoint or model folder");
   options.add("--count", count, "sequences, of each prompt");
-  options.add("--prompt", prompt, "residues each sequence starts with");
+  options.add("--prompt", prompt, "residues each sequence starts with, or the text");
   options.add("--prompts", prompts, "FASTA file of prompts, .gz or not; - is standard input");
   options.add("--temperature", sampling.temperature, "divides the logits; 0: the most probable");
   options.add("--top-k", sampling.top_k, "only the k most probable tokens; 0: all");
@@ -53,15 +55,16 @@ void GenerateOptions::add_to(Options& options) {
               "above 1: recent residues are less likely; 1: none");
   options.add("--penalty-window", sampling.penalty_window, "residues back that are penalised");
   options.add("--ignore-eos", sampling.ignore_end, "never draw the end token");
-  options.add("--max-length", max_length,
-              "residues per sequence, prompt included; 0: 512, or what the model reaches");
+  options.add(
+      "--max-length", max_length,
+      "residues (or tokens) per sequence, prompt included; 0: 512, or what the model reaches");
   options.add("--seed", seed, "of the sampling");
   options.add("--batch", batch, "sequences decoded together");
   options.add("--state-in", state_in, "file of --state-out: go on where it was saved");
   options.add("--state-out", state_out, "file for the state after a single sequence");
   options.add("-t,--threads", threads, "0: all cores");
   options.add("-o,--output", output, "file instead of standard output");
-  options.add("--json", text.json, "JSON lines instead of FASTA");
+  options.add("--json", text.json, "JSON lines instead of FASTA or plain text");
   options.add("--log-probs", text.log_probs,
               "log-probability of each residue drawn (JSON), or their mean (FASTA header)");
   options.add("--force", force, "replace an existing file");
@@ -172,8 +175,9 @@ class Pace {
     last_ = rate;
   }
   int64_t letters() const { return letters_; }
+  double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
   void print() const {
-    const double spent = std::chrono::duration<double>(Clock::now() - start_).count();
+    const double spent = seconds();
     std::fprintf(stderr, "%lld residues in %.2f s (%.0f per second)\n",
                  static_cast<long long>(letters_), spent, double(letters_) / std::max(spent, 1e-9));
     if (letters_ < 2 * kLetters) return;
@@ -189,6 +193,34 @@ class Pace {
   double first_ = 0, last_ = 0;
 };
 
+// A folder without a model is said to be one later.
+bool is_of_proteins(const std::string& model) {
+  try {
+    return read_model_config(model_folder(model)).task == "protein";
+  } catch (const std::exception&) {
+    return true;
+  }
+}
+
+int run_plain(const GenerateOptions& given, LoadedModel& loaded, const RunReport& report) {
+  for (const auto& [name, value] :
+       {std::pair{"--prompts", given.prompts}, std::pair{"--state-in", given.state_in},
+        std::pair{"--state-out", given.state_out}}) {
+    if (value.empty()) continue;
+    throw UsageError(message("generate: ", name, " is given, expected none with a model of task ",
+                             loaded.task, " (--prompt is a text)"));
+  }
+  const Pace pace;
+  const int64_t tokens =
+      generate_plain(loaded, {given.sampling, given.prompt, given.output, given.count, given.batch,
+                              given.seed, given.text.json, given.text.log_probs});
+  if (!given.quiet) {
+    std::fprintf(stderr, "%lld tokens in %.2f s\n", static_cast<long long>(tokens), pace.seconds());
+  }
+  report.finish();
+  return 0;
+}
+
 }  // namespace
 
 int run_generate(const Command& command, const std::vector<std::string>& arguments) {
@@ -203,7 +235,8 @@ int run_generate(const Command& command, const std::vector<std::string>& argumen
   FastaCounts changes;
   try {
     given.check(seeded);
-    given.prompt = clean_residues(given.prompt, changes);
+    // Text is taken as it is.
+    if (is_of_proteins(given.model)) given.prompt = clean_residues(given.prompt, changes);
   } catch (const favor::Error& error) {
     throw UsageError(message("generate: ", error.what()));
   }
@@ -215,9 +248,15 @@ int run_generate(const Command& command, const std::vector<std::string>& argumen
     std::fprintf(stderr, "prompt: %s; used as %s\n", changed.c_str(), given.prompt.c_str());
   }
   if (given.threads > 0) at::set_num_threads(static_cast<int>(given.threads));
-  LoadedModel loaded = load_model(given.model);
+  LoadedModel loaded = load_model(given.model, /*task=*/"");
   const ModelConfig& config = loaded.model->config();
   SamplingOptions& sampling = given.sampling;
+  if (loaded.task != "protein") {
+    if (given.max_length == 0 && config.positions == PositionKind::kLearned) {
+      sampling.max_length = std::min(sampling.max_length, config.max_length);
+    }
+    return run_plain(given, loaded, report);
+  }
   Work work = given.state_in.empty() ? work_of_prompts(given, loaded)
                                      : work_of_state(given, loaded, seeded);
   if (given.max_length == 0 && !given.state_in.empty()) {

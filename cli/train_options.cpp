@@ -12,6 +12,7 @@
 #include "performer/train/estimate.h"
 #include "performer/train/metrics.h"
 #include "performer/train/run_folder.h"
+#include "performer/train/task.h"
 
 namespace performer::cli {
 namespace {
@@ -60,9 +61,24 @@ void add_field(CLI::App& app, const Field& field, Sources& sources) {
   option->group(field.group);
 }
 
+// The last source that names one decides; its own defaults come before all sources.
+std::string named_task(const Sources& sources) {
+  if (sources.has("task")) return sources.texts.at("task");
+  TrainConfig config;
+  if (!sources.preset.empty()) apply_preset(config, sources.preset);
+  if (!sources.config_file.empty()) {
+    apply_json(config, read_json_file(sources.config_file), sources.config_file);
+  }
+  return config.data.task;
+}
+
 Resolved resolve_fresh(const Sources& sources) {
   Resolved resolved;
   TrainConfig& config = resolved.config;
+  const Task& task = find_task(named_task(sources));
+  config.data.task = task.name;
+  config.model.head = task.head;
+  task.set_defaults(config);
   if (sources.has("init_from")) {
     config.model = read_model_config(model_folder(sources.texts.at("init_from"))).config;
   }
@@ -75,6 +91,9 @@ Resolved resolve_fresh(const Sources& sources) {
     find_field(key)->parse(config, text);
     resolved.given.insert(key);
   }
+  FAVOR_CHECK(task.name == "protein" || !sources.has("vocab_size"),
+              "--vocab-size is given, expected none (task ", task.name, " decides it)");
+  if (task.settle) task.settle(config);
   // A limit named on the command line replaces the other kind of limit of a preset or file; a time
   // limit alone leaves the steps open.
   if (sources.has("max_steps") && !sources.has("max_minutes")) config.run.max_minutes = 0;
@@ -171,7 +190,12 @@ TrainArguments resolve_train(const Command& command, const std::vector<std::stri
       for (const Field& field : train_fields()) {
         options.app().get_option(field.option())->default_str(field.text(result.config));
       }
-      result.help = options.help() + "\nPresets:\n";
+      result.help = options.help() + "\nTasks:\n";
+      for (const Task& task : tasks()) {
+        result.help +=
+            "  " + task.name + std::string(16 - task.name.size(), ' ') + task.help + "\n";
+      }
+      result.help += "\nPresets:\n";
       for (const Preset& preset : presets()) {
         result.help +=
             "  " + preset.name + std::string(16 - preset.name.size(), ' ') + preset.help + "\n";
@@ -193,8 +217,9 @@ TrainArguments resolve_train(const Command& command, const std::vector<std::stri
       result.config = resolve_resumed(resolved, *run);
       result.config.run.out = out;
     }
-    FAVOR_CHECK(result.dry_run || !result.config.data.data.empty(),
-                "--data is missing, expected a FASTA file");
+    const Task& task = find_task(result.config.data.task);
+    FAVOR_CHECK(result.dry_run || task.generated || !result.config.data.data.empty(),
+                "--data is missing, expected ", task.input);
     FAVOR_CHECK(result.dry_run || !result.config.run.out.empty(),
                 "--out is missing, expected a folder for the run");
     result.config.check();

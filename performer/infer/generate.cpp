@@ -35,10 +35,10 @@ torch::Tensor column(const std::vector<int64_t>& ids) {
 // Jobs that are decoded together: row r of the state is job rows[r].
 class Batch {
  public:
-  Batch(LanguageModel& model, const Tokenizer& tokenizer, std::span<const StreamJob> jobs,
+  Batch(LanguageModel& model, const LetterIds& letters, std::span<const StreamJob> jobs,
         int64_t first, const SamplingOptions& options, const TokenSink& sink)
       : model_(model),
-        tokenizer_(tokenizer),
+        letters_(letters),
         jobs_(jobs),
         first_(first),
         options_(options),
@@ -119,10 +119,10 @@ class Batch {
         penalise(adjusted_, recent_[job].seen(options_.penalty_window),
                  options_.repetition_penalty);
       }
-      const int64_t id = sample_token(adjusted_, options_, tokenizer_.num_letters(),
-                                      tokenizer_.eos(), random_[job]);
+      const int64_t id =
+          sample_token(adjusted_, options_, letters_.num_letters, letters_.end, random_[job]);
       next_[job] = id;
-      ended_[job] = id == tokenizer_.eos();
+      ended_[job] = id == letters_.end;
       if (!ended_[job]) {
         recent_[job].add(id);
         ++length_[job];
@@ -132,7 +132,7 @@ class Batch {
   }
 
   LanguageModel& model_;
-  const Tokenizer& tokenizer_;
+  LetterIds letters_;
   std::span<const StreamJob> jobs_;
   int64_t first_;
   const SamplingOptions& options_;
@@ -196,7 +196,7 @@ RandomPlace random_place(uint64_t seed, const std::string& prompt, int64_t index
   return place;
 }
 
-void generate(LanguageModel& model, const Tokenizer& tokenizer, std::span<const StreamJob> jobs,
+void generate(LanguageModel& model, const LetterIds& letters, std::span<const StreamJob> jobs,
               const SamplingOptions& options, int64_t batch, const TokenSink& sink,
               SavedStream* last) {
   const ModelConfig& config = model->config();
@@ -222,7 +222,7 @@ void generate(LanguageModel& model, const Tokenizer& tokenizer, std::span<const 
            (!equal_lengths || tokens(end) == tokens(first))) {
       ++end;
     }
-    Batch together(model, tokenizer, jobs.subspan(first, end - first), static_cast<int64_t>(first),
+    Batch together(model, letters, jobs.subspan(first, end - first), static_cast<int64_t>(first),
                    options, sink);
     together.run();
     if (last != nullptr) *last = std::move(together).saved();

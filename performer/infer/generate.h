@@ -11,6 +11,7 @@
 
 #include "favor/random.h"
 #include "performer/data/tokenizer.h"
+#include "performer/data/vocabulary.h"
 #include "performer/infer/sampling.h"
 #include "performer/models/models.h"
 
@@ -56,6 +57,17 @@ void extend_stream(StreamStart& start, const Tokenizer& tokenizer, const std::st
 /// The random numbers of sequence `index` of a prompt: they depend on the three alone.
 RandomPlace random_place(uint64_t seed, const std::string& prompt, int64_t index);
 
+/// Which ids may be drawn: those below `num_letters`, and the end token.
+struct LetterIds {
+  LetterIds(const Tokenizer& tokenizer)
+      : num_letters(tokenizer.num_letters()), end(tokenizer.eos()) {}
+  LetterIds(const Vocabulary& vocabulary)
+      : num_letters(vocabulary.num_letters()), end(vocabulary.eos()) {}
+
+  int64_t num_letters = 0;
+  int64_t end = 0;
+};
+
 /// What has been drawn: the job, the token (a letter, or the end token as the job's last), and its
 /// log-probability under the model, before temperature, penalty and restrictions.
 using TokenSink = std::function<void(int64_t job, int64_t id, double log_probability)>;
@@ -70,7 +82,7 @@ inline constexpr int64_t kStreamsPerBatch = 16;
 /// number of rows. Jobs of one start share its first pass. Never draws begin, padding or mask.
 /// `last` receives the state after a single job. Throws favor::Error for a model that is not
 /// causal, starts that do not fit it, or options out of range.
-void generate(LanguageModel& model, const Tokenizer& tokenizer, std::span<const StreamJob> jobs,
+void generate(LanguageModel& model, const LetterIds& letters, std::span<const StreamJob> jobs,
               const SamplingOptions& options, int64_t batch, const TokenSink& sink,
               SavedStream* last = nullptr);
 

@@ -24,6 +24,17 @@ constexpr favor::Word<PositionKind> kPositions[] = {
     {PositionKind::kRotary, "rotary"},
 };
 
+constexpr favor::Word<HeadKind> kHeads[] = {
+    {HeadKind::kTokens, "tokens"},
+    {HeadKind::kClasses, "classes"},
+    {HeadKind::kPairs, "pairs"},
+};
+
+constexpr favor::Word<PoolingKind> kPoolings[] = {
+    {PoolingKind::kCls, "cls"},
+    {PoolingKind::kMean, "mean"},
+};
+
 void check_range(const char* name, int64_t value, int64_t low, int64_t high) {
   FAVOR_CHECK(value >= low && value <= high, "config: ", name, " is ", value, ", expected ", low,
               " to ", high);
@@ -39,6 +50,22 @@ std::string to_string(AttentionMethod method) {
 
 std::string to_string(PositionKind kind) {
   return favor::word_of(kPositions, kind);
+}
+
+std::string to_string(HeadKind kind) {
+  return favor::word_of(kHeads, kind);
+}
+
+std::string to_string(PoolingKind kind) {
+  return favor::word_of(kPoolings, kind);
+}
+
+HeadKind head_kind_from_string(std::string_view word) {
+  return favor::value_of(kHeads, word, "config: head");
+}
+
+PoolingKind pooling_kind_from_string(std::string_view word) {
+  return favor::value_of(kPoolings, word, "config: pooling");
 }
 
 AttentionMethod attention_method_from_string(std::string_view word) {
@@ -151,6 +178,13 @@ void ModelConfig::check() const {
               ", expected an even number with positions rotary");
   FAVOR_CHECK(dropout >= 0 && dropout < 1, "config: dropout is ", dropout,
               ", expected at least 0 and less than 1");
+  check_range("num_classes", num_classes, 0, kLargeSize);
+  if (head != HeadKind::kTokens) {
+    FAVOR_CHECK(!causal, "config: causal is true, expected false with head ", to_string(head),
+                " (a classifier sees the whole row)");
+    FAVOR_CHECK(!tie_embeddings, "config: tie_embeddings is true, expected false with head ",
+                to_string(head), " (there is no output layer to share it with)");
+  }
   attention.check();
   attention.check_direction(causal);
   FAVOR_CHECK(attention.local_heads < num_heads, "config: local_heads is ", attention.local_heads,

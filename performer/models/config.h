@@ -32,11 +32,28 @@ enum class PositionKind {
   kRotary,      ///< rotary embedding of q and k, any length
 };
 
+/// What the last layer says.
+enum class HeadKind {
+  kTokens,   ///< logits of every token
+  kClasses,  ///< logits of the classes of a whole row
+  kPairs,    ///< likewise, of two rows together
+};
+
+/// How a classifier makes one vector of a row.
+enum class PoolingKind {
+  kCls,   ///< that of the first token, which the task sets before the others
+  kMean,  ///< the mean over the tokens
+};
+
 std::string to_string(AttentionMethod method);
 std::string to_string(PositionKind kind);
+std::string to_string(HeadKind kind);
+std::string to_string(PoolingKind kind);
 /// Throw favor::Error, listing the known words.
 AttentionMethod attention_method_from_string(std::string_view word);
 PositionKind position_kind_from_string(std::string_view word);
+HeadKind head_kind_from_string(std::string_view word);
+PoolingKind pooling_kind_from_string(std::string_view word);
 
 /// Every method there is.
 const std::vector<AttentionMethod>& attention_methods();
@@ -98,6 +115,9 @@ struct ModelConfig {
   bool attention_bias = false;
   double dropout = 0.1;
   bool reversible = false;  ///< two streams: y1 = x1 + attention(x2), y2 = x2 + feed_forward(y1)
+  HeadKind head = HeadKind::kTokens;
+  int64_t num_classes = 0;  ///< of a classifier; 0: the head gives tokens
+  PoolingKind pooling = PoolingKind::kCls;
   AttentionOptions attention;
 
   int64_t head_dim() const { return dim / num_heads; }

@@ -39,6 +39,9 @@ void MemoryOptions::check(const ModelConfig& model) const {
   not_negative("ff_chunk", ff_chunk);
   not_negative("loss_chunk", loss_chunk);
   not_negative("slice_tokens", slice_tokens);
+  FAVOR_CHECK(loss_chunk == 0 || model.head == HeadKind::kTokens, "loss_chunk is ", loss_chunk,
+              ", expected 0 with head ", to_string(model.head),
+              " (a row has the logits of its classes alone)");
   if (slice_tokens == 0) return;
   FAVOR_CHECK(model.causal, "slice_tokens is ", slice_tokens,
               ", expected 0 with causal = false (tokens of an encoder see those of later slices)");

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "favor/check.h"
+#include "performer/models/classifier.h"
 #include "performer/models/token_step.h"
 #include "performer/nn/layers.h"
 #include "performer/nn/stack.h"
@@ -22,7 +23,8 @@ struct LanguageModelImpl::Parts {
   Embedding embed{nullptr};
   BlockStack stack;
   torch::nn::LayerNorm norm{nullptr};
-  torch::nn::Linear output{nullptr};  // empty when the embedding is shared
+  torch::nn::Linear output{nullptr};   // empty when the embedding is shared
+  ClassifierHead classifier{nullptr};  // in place of the output layer
   uint32_t redraw_index = 0;
   bool fused_decode = true;
   std::unique_ptr<TokenStep> token_step;  // made when it is first wanted
@@ -99,6 +101,10 @@ LanguageModelImpl::LanguageModelImpl(const ModelConfig& config)
   register_module("layers", layers);
   parts.norm =
       register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({config.dim})));
+  if (config.head != HeadKind::kTokens) {
+    parts.classifier = register_module("classifier", ClassifierHead(config));
+    return;
+  }
   if (config.tie_embeddings) return;
   parts.output = register_module("output", torch::nn::Linear(config.dim, config.vocab_size));
   const torch::NoGradGuard no_grad;
@@ -109,7 +115,8 @@ LanguageModelImpl::LanguageModelImpl(const ModelConfig& config)
 LanguageModelImpl::~LanguageModelImpl() = default;
 
 Tensor LanguageModelImpl::forward(const Tensor& tokens, const BatchLayout& layout) {
-  return parts_->logits(hidden(tokens, layout));
+  const Tensor x = hidden(tokens, layout);
+  return parts_->classifier.is_empty() ? parts_->logits(x) : parts_->classifier->forward(x, layout);
 }
 
 Tensor LanguageModelImpl::hidden(const Tensor& tokens, const BatchLayout& layout, int64_t layer) {
@@ -140,6 +147,8 @@ Tensor LanguageModelImpl::hidden(const Tensor& tokens, const BatchLayout& layout
 }
 
 Tensor LanguageModelImpl::logits(const Tensor& hidden) {
+  FAVOR_CHECK(parts_->classifier.is_empty(), "logits: head is ", to_string(parts_->config.head),
+              ", expected tokens (forward has the logits of classes)");
   return parts_->logits(hidden);
 }
 

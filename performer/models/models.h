@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Language models: token ids in, logits out. One module serves as masked-LM encoder and as causal
-// decoder; the configuration decides.
+// Models: token ids in, logits out. One module serves as masked-LM encoder, as causal decoder and
+// as classifier; the configuration decides.
 #ifndef PERFORMER_MODELS_MODELS_H_
 #define PERFORMER_MODELS_MODELS_H_
 
@@ -53,8 +53,9 @@ class LanguageModelImpl : public torch::nn::Module {
   explicit LanguageModelImpl(const ModelConfig& config);
   ~LanguageModelImpl() override;
 
-  /// tokens [B, L] int64 -> logits [B, L, vocab]. With a learned position table no sequence (L, or
-  /// the longest packed one) may exceed max_length.
+  /// tokens [B, L] int64 -> logits [B, L, vocab], of a classifier [B or B / 2, 1, num_classes].
+  /// With a learned position table no sequence (L, or the longest packed one) may exceed
+  /// max_length.
   torch::Tensor forward(const torch::Tensor& tokens, const BatchLayout& layout = {});
 
   /// Hidden states [B, L, dim] of a layer: 0 is the embedding, i the output of block i, num_layers

@@ -131,14 +131,15 @@ void read_optimizer(const std::string& path, LanguageModel& model,
 }  // namespace
 
 std::string save_checkpoint(const std::string& run, LanguageModel& model,
-                            const Tokenizer& tokenizer, int64_t start_token,
-                            torch::optim::Optimizer& optimizer, const TrainerState& state) {
+                            const ModelPurpose& purpose, torch::optim::Optimizer& optimizer,
+                            const TrainerState& state) {
   const fs::path path = checkpoint_path(run, state.step);
   const fs::path fresh = fs::path(run) / (".new-" + path.filename().string());
   fs::remove_all(fresh);
   fs::create_directories(fresh);
-  write_model_config(fresh.string(), {model->config(), start_token});
-  tokenizer.save((fresh / "vocab.txt").string());
+  write_model_config(fresh.string(), {model->config(), purpose.start_token, purpose.task,
+                                      purpose.vocabulary->kind()});
+  purpose.vocabulary->save(fresh.string());
   TensorWriter writer;
   for (const NamedTensor& item : model_tensors(model)) writer.add(item.name, item.tensor);
   writer.write((fresh / "model.safetensors").string(), state.step);
@@ -201,14 +202,19 @@ void load_weights(const std::string& path, LanguageModel& model, bool matrices_t
   }
 }
 
-LoadedModel load_model(const std::string& path) {
+LoadedModel load_model(const std::string& path, const std::string& task) {
   LoadedModel loaded;
   loaded.folder = model_folder(path);
   const ModelFile file = read_model_config(loaded.folder);
   loaded.start_token = file.start_token;
-  loaded.tokenizer = Tokenizer::load((fs::path(loaded.folder) / "vocab.txt").string());
-  if (loaded.tokenizer.size() != file.config.vocab_size) {
-    throw std::runtime_error(message(loaded.folder, ": vocab.txt has ", loaded.tokenizer.size(),
+  if (!task.empty() && file.task != task) {
+    throw std::runtime_error(message(loaded.folder, ": is a model of task ", file.task,
+                                     ", expected one of task ", task));
+  }
+  loaded.task = file.task;
+  loaded.vocabulary = load_vocabulary(file.vocabulary, loaded.folder);
+  if (loaded.vocabulary->size() != file.config.vocab_size) {
+    throw std::runtime_error(message(loaded.folder, ": vocab.txt has ", loaded.vocabulary->size(),
                                      " tokens, expected vocab_size = ", file.config.vocab_size));
   }
   loaded.model = LanguageModel(file.config);

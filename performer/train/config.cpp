@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks, presets and files of the training configuration; the fields are in config_fields.cpp.
+// Checks and files of the training configuration; fields and presets have files of their own.
 #include "performer/train/config.h"
 
 #include <algorithm>
@@ -8,6 +8,8 @@
 #include <sstream>
 
 #include "favor/check.h"
+#include "favor/words.h"
+#include "performer/train/task.h"
 
 namespace performer {
 namespace {
@@ -16,13 +18,17 @@ using nlohmann::json;
 
 constexpr int kFormatVersion = 1;
 
-// A model written before these were fields has what is their default.
-bool is_later_field(const std::string& key) {
-  return key == "reversible";
-}
+constexpr favor::Word<ScheduleKind> kSchedules[] = {{ScheduleKind::kConstant, "constant"},
+                                                    {ScheduleKind::kCosine, "cosine"},
+                                                    {ScheduleKind::kRsqrt, "rsqrt"}};
 
 bool is_model_name_key(const std::string& key) {
   return key == "model_type" || key == "architectures" || key == "format_version";
+}
+
+std::string architecture(const ModelConfig& model) {
+  if (model.head != HeadKind::kTokens) return "PerformerForSequenceClassification";
+  return model.causal ? "PerformerForCausalLM" : "PerformerForMaskedLM";
 }
 
 std::vector<std::string> field_keys() {
@@ -38,62 +44,22 @@ void check_format_version(const json& object, const std::string& source) {
               ", expected ", kFormatVersion, " (written by another version of performer)");
 }
 
-// The paper's regular shape is what ModelConfig holds by default; smaller ones fit two cores.
-void set_demo(TrainConfig& c) {
-  c.model.dim = 128;
-  c.model.num_layers = 4;
-  c.model.num_heads = 4;
-  c.model.ff_dim = 512;
-  c.model.dropout = 0.0;
-  c.model.positions = PositionKind::kRotary;
-  c.model.attention.num_features = 64;
-  c.data.length = 512;
-  // Small steps: within minutes, their number counts for more than the noise of each.
-  c.data.batch_tokens = 2048;
-  c.optimizer.schedule = ScheduleKind::kCosine;
-  c.optimizer.lr = 3e-3;
-  c.optimizer.warmup_steps = 50;
-  c.run.max_minutes = 3;
-  c.run.log_interval = 20;
-  c.run.eval_interval = 200;
-  c.run.eval_tokens = 30000;
-  c.run.save_interval = 500;
-}
-
-void set_small(TrainConfig& c) {
-  c.model.dim = 512;
-  c.model.num_layers = 6;
-  c.model.num_heads = 8;
-  c.model.ff_dim = 2048;
-  c.model.max_length = 1024;
-  c.data.length = 1024;
-  c.data.batch_tokens = 8192;
-  c.optimizer.accumulate = 4;
-  c.model.attention.redraw_interval = 1000;
-}
-
-void set_36(TrainConfig& c) {
-  set_small(c);
-  c.model.num_layers = 36;
-  c.model.ff_dim = 1024;
-}
-
 }  // namespace
 
 std::string to_string(ScheduleKind kind) {
-  return kind == ScheduleKind::kConstant ? "constant" : "cosine";
+  return favor::word_of(kSchedules, kind);
 }
 
 ScheduleKind schedule_kind_from_string(std::string_view word) {
-  if (word == "constant") return ScheduleKind::kConstant;
-  FAVOR_CHECK(word == "cosine", "schedule is '", word, "', expected constant or cosine");
-  return ScheduleKind::kCosine;
+  return favor::value_of(kSchedules, word, "schedule");
 }
 
 void TrainConfig::check() const {
   model.check();
-  FAVOR_CHECK(model.vocab_size == Tokenizer::protein().size(), "vocab_size is ", model.vocab_size,
-              ", expected ", Tokenizer::protein().size(), " (the protein alphabet)");
+  const Task& task = find_task(data.task);
+  FAVOR_CHECK(model.head == task.head, "head is ", to_string(model.head), ", expected ",
+              to_string(task.head), " (task ", task.name, ")");
+  if (task.check) task.check(*this);
   const auto at_least = [](const char* name, auto value, auto least) {
     FAVOR_CHECK(value >= least, name, " is ", value, ", expected at least ", least);
   };
@@ -130,6 +96,8 @@ void TrainConfig::check() const {
   at_least("eval_interval", run.eval_interval, int64_t{0});
   at_least("eval_tokens", run.eval_tokens, int64_t{0});
   other_eval_sets();
+  at_least("train_examples", data.train_examples, int64_t{1});
+  at_least("test_examples", data.test_examples, int64_t{1});
   at_least("patience", run.patience, int64_t{0});
   FAVOR_CHECK(run.patience == 0 || run.eval_interval > 0, "patience is ", run.patience,
               ", expected 0 with eval_interval = 0 (there is nothing to wait for)");
@@ -203,35 +171,6 @@ std::string nearest_name(std::string_view word, const std::vector<std::string>& 
   return best;
 }
 
-const std::vector<Preset>& presets() {
-  static const std::vector<Preset> list = {
-      {"protein-demo", "small causal model: a result within minutes on two cores", set_demo},
-      {"protein-small", "the paper's regular shape: 6 layers, 8 heads, 512 wide", set_small},
-      {"protein-36", "the paper's protein model: 36 layers, 8 heads, 512 wide", set_36},
-  };
-  return list;
-}
-
-std::set<std::string> apply_preset(TrainConfig& config, std::string_view name) {
-  std::vector<std::string> names;
-  for (const Preset& preset : presets()) {
-    names.push_back(preset.name);
-    if (preset.name != name) continue;
-    // Applied to the defaults as well, so that a value equal to the default still counts as given.
-    TrainConfig plain;
-    preset.apply(plain);
-    preset.apply(config);
-    std::set<std::string> keys;
-    for (const Field& field : train_fields()) {
-      if (field.text(plain) != field.text(TrainConfig())) keys.insert(field.key);
-    }
-    return keys;
-  }
-  throw favor::Error(favor::message("--preset is '", name, "', expected one of protein-demo, ",
-                                    "protein-small, protein-36 (did you mean ",
-                                    nearest_name(name, names), "?)"));
-}
-
 std::set<std::string> apply_json(TrainConfig& config, const json& object,
                                  const std::string& source) {
   FAVOR_CHECK(object.is_object(), source, ": is ", object.type_name(),
@@ -267,8 +206,7 @@ json to_json(const ModelConfig& model) {
   json object = {
       {"format_version", kFormatVersion},
       {"model_type", "performer"},
-      {"architectures",
-       json::array({model.causal ? "PerformerForCausalLM" : "PerformerForMaskedLM"})},
+      {"architectures", json::array({architecture(model)})},
   };
   for (const Field& field : train_fields()) {
     if (field.use == FieldUse::kModel) object[field.key] = field.to_json(config);
@@ -281,8 +219,8 @@ ModelConfig model_config_from_json(const json& object, const std::string& source
   const std::set<std::string> keys = apply_json(config, object, source);
   for (const Field& field : train_fields()) {
     const bool is_model = field.use == FieldUse::kModel;
-    FAVOR_CHECK(!is_model || keys.count(field.key) || is_later_field(field.key), source, ": key '",
-                field.key, "' is missing, expected every field of the model");
+    FAVOR_CHECK(!is_model || field.optional || keys.count(field.key), source, ": key '", field.key,
+                "' is missing, expected every field of the model");
     FAVOR_CHECK(is_model || !keys.count(field.key), source, ": unknown key '", field.key,
                 "' (not a field of the model)");
   }

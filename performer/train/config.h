@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "performer/data/batches.h"
+#include "performer/data/vocabulary.h"
+#include "performer/models/config.h"
 #include "performer/models/memory.h"
 
 namespace performer {
@@ -20,6 +22,7 @@ namespace performer {
 enum class ScheduleKind {
   kConstant,  ///< warm-up, then the full rate
   kCosine,    ///< warm-up, then half a cosine down to min_lr_fraction of the rate
+  kRsqrt,     ///< warm-up of w steps, then the rate times sqrt(w / step)
 };
 
 std::string to_string(ScheduleKind kind);
@@ -28,14 +31,26 @@ ScheduleKind schedule_kind_from_string(std::string_view word);
 
 /// What is trained on.
 struct DataConfig {
-  std::string data;       ///< token file or FASTA file, `-` for standard input
-  int64_t length = 1024;  ///< tokens per row at most
+  std::string task = "protein";  ///< a name in tasks()
+  std::string data;              ///< what the task reads, `-` for standard input
+  int64_t length = 1024;         ///< tokens per row at most
   Windowing windowing = Windowing::kConcat;
   int64_t batch_tokens = 8192;    ///< tokens per forward pass, padding included
   double mask_fraction = 0.15;    ///< masked-LM only: share of letters to predict
   double valid_fraction = 0.025;  ///< share of the distinct sequences, by hash
   double test_fraction = 0.025;
   uint64_t split_seed = 0;  ///< another seed, another division
+  // Of task text.
+  TextUnit vocabulary = TextUnit::kBytes;
+  int64_t num_pieces = 8000;  ///< of a SentencePiece vocabulary that is trained
+  std::string pieces_model;   ///< file of one that is not
+  // Of the tasks that generate their examples.
+  int64_t train_examples = 100000;
+  int64_t test_examples = 1000;  ///< of valid and of test
+  int64_t num_symbols = 64;      ///< probes: letters of the alphabet
+  int64_t num_pairs = 8;         ///< recall: keys with a value
+  int64_t image_size = 32;       ///< pathfinder: pixels of an edge
+  int64_t contour_length = 14;   ///< pathfinder: paddles of a path
 };
 
 /// AdamW and its learning rate.
@@ -107,6 +122,7 @@ struct Field {
   std::string group;  ///< heading in the help text
   std::string type;   ///< INT, FLOAT, TEXT, or the allowed words; empty for a switch
   FieldUse use = FieldUse::kFixed;
+  bool optional = false;  ///< a model's config.json may lack it: older than the field
   std::function<std::string(const TrainConfig&)> text;
   std::function<void(TrainConfig&, std::string_view)> parse;  ///< throws favor::Error
   std::function<nlohmann::json(const TrainConfig&)> to_json;

@@ -37,6 +37,21 @@ struct Words<PositionKind> {
   static PositionKind read(std::string_view word) { return position_kind_from_string(word); }
 };
 template <>
+struct Words<HeadKind> {
+  static constexpr const char* kList = "tokens|classes|pairs";
+  static HeadKind read(std::string_view word) { return head_kind_from_string(word); }
+};
+template <>
+struct Words<PoolingKind> {
+  static constexpr const char* kList = "cls|mean";
+  static PoolingKind read(std::string_view word) { return pooling_kind_from_string(word); }
+};
+template <>
+struct Words<TextUnit> {
+  static constexpr const char* kList = "bytes|characters|pieces";
+  static TextUnit read(std::string_view word) { return text_unit_from_string(word); }
+};
+template <>
 struct Words<favor::FeatureMapKind> {
   // Without those that are fitted to data, which a model does not keep.
   static constexpr const char* kList =
@@ -60,7 +75,7 @@ struct Words<favor::RowNorm> {
 };
 template <>
 struct Words<ScheduleKind> {
-  static constexpr const char* kList = "constant|cosine";
+  static constexpr const char* kList = "constant|cosine|rsqrt";
   static ScheduleKind read(std::string_view word) { return schedule_kind_from_string(word); }
 };
 template <>
@@ -184,7 +199,7 @@ class FieldList {
 
   // `get` returns a reference to the field of the configuration it is given.
   template <class Get>
-  void add(const char* key, FieldUse use, Get get, const char* help) {
+  void add(const char* key, FieldUse use, Get get, const char* help, bool optional = false) {
     using T = std::remove_reference_t<decltype(get(std::declval<TrainConfig&>()))>;
     Field field;
     field.key = key;
@@ -192,6 +207,7 @@ class FieldList {
     field.group = group_;
     field.type = type_name<T>();
     field.use = use;
+    field.optional = optional;
     const auto read = [get](const TrainConfig& config) -> const T& {
       return get(const_cast<TrainConfig&>(config));
     };
@@ -227,11 +243,13 @@ std::vector<Field> make_fields() {
   constexpr auto kFixed = FieldUse::kFixed;
   constexpr auto kFree = FieldUse::kFree;
   constexpr auto kCall = FieldUse::kCall;
+  constexpr bool kOptional = true;
   FieldList list;
 
   list.group("Data");
+  list.add("task", kFixed, PERFORMER_FIELD(data.task), "what is read and predicted; see below");
   list.add("data", kFixed, PERFORMER_FIELD(data.data),
-           "token file, or FASTA, .gz or not; - is standard input");
+           "token file, or FASTA, .gz or not (task protein); - is standard input");
   list.add("length", kFixed, PERFORMER_FIELD(data.length), "tokens per row");
   list.add(
       "windowing", kFixed, PERFORMER_FIELD(data.windowing),
@@ -245,6 +263,21 @@ std::vector<Field> make_fields() {
            "share of the sequences to test on");
   list.add("split_seed", kFixed, PERFORMER_FIELD(data.split_seed),
            "another seed, another division of the data");
+  list.add("vocabulary", kFixed, PERFORMER_FIELD(data.vocabulary), "text: what it is cut into");
+  list.add("num_pieces", kFixed, PERFORMER_FIELD(data.num_pieces),
+           "text: pieces of a SentencePiece vocabulary to train");
+  list.add("pieces_model", kFixed, PERFORMER_FIELD(data.pieces_model),
+           "text: SentencePiece model file to use instead");
+  list.add("train_examples", kFixed, PERFORMER_FIELD(data.train_examples),
+           "examples per epoch of a task that generates them");
+  list.add("test_examples", kFixed, PERFORMER_FIELD(data.test_examples),
+           "examples of its validation and of its test set");
+  list.add("num_symbols", kFixed, PERFORMER_FIELD(data.num_symbols),
+           "copy, induction, recall: size of the alphabet");
+  list.add("num_pairs", kFixed, PERFORMER_FIELD(data.num_pairs), "recall: keys with a value");
+  list.add("image_size", kFixed, PERFORMER_FIELD(data.image_size), "pathfinder: pixels of an edge");
+  list.add("contour_length", kFixed, PERFORMER_FIELD(data.contour_length),
+           "pathfinder: paddles of a path");
 
   list.group("Model");
   list.add("causal", kModel, PERFORMER_FIELD(model.causal),
@@ -265,7 +298,12 @@ std::vector<Field> make_fields() {
            "biases in the attention projections");
   list.add("dropout", kModel, PERFORMER_FIELD(model.dropout), "dropout probability");
   list.add("reversible", kModel, PERFORMER_FIELD(model.reversible),
-           "reversible layers: memory does not grow with depth");
+           "reversible layers: memory does not grow with depth", kOptional);
+  list.add("head", kModel, PERFORMER_FIELD(model.head), "what is predicted; set by the task",
+           kOptional);
+  list.add("num_classes", kModel, PERFORMER_FIELD(model.num_classes), "set by the task", kOptional);
+  list.add("pooling", kModel, PERFORMER_FIELD(model.pooling),
+           "what a classifier sees of a row: its first token, or the mean of all", kOptional);
 
   list.group("Attention");
   list.add("attention", kModel, PERFORMER_FIELD(model.attention.method), "method");
@@ -286,27 +324,28 @@ std::vector<Field> make_fields() {
   list.add("redraw_interval", kModel, PERFORMER_FIELD(model.attention.redraw_interval),
            "optimiser steps between two draws; 0 keeps the first");
   list.add("window", kModel, PERFORMER_FIELD(model.attention.window),
-           "favor, centroids: tokens of a block of keys that are scored exactly; 0: none");
+           "favor, centroids: tokens of a block of keys that are scored exactly; 0: none",
+           kOptional);
   list.add("sinks", kModel, PERFORMER_FIELD(model.attention.sinks),
-           "beside a window, first and last keys that every query sees");
+           "beside a window, first and last keys that every query sees", kOptional);
   list.add("local_heads", kModel, PERFORMER_FIELD(model.attention.local_heads),
-           "heads of each layer with attention window instead");
+           "heads of each layer with attention window instead", kOptional);
   list.add("local_window", kModel, PERFORMER_FIELD(model.attention.local_window),
-           "window, local_heads: tokens of a block");
+           "window, local_heads: tokens of a block", kOptional);
   list.add("mixed_keys", kModel, PERFORMER_FIELD(model.attention.mixed_keys),
-           "linformer: learned mixtures of keys");
+           "linformer: learned mixtures of keys", kOptional);
   list.add("hash_rounds", kModel, PERFORMER_FIELD(model.attention.hash_rounds),
-           "lsh: hashes of each token");
+           "lsh: hashes of each token", kOptional);
   list.add("hash_buckets", kModel, PERFORMER_FIELD(model.attention.hash_buckets),
-           "lsh: values of a hash");
+           "lsh: values of a hash", kOptional);
   list.add("bucket_block", kModel, PERFORMER_FIELD(model.attention.bucket_block),
-           "lsh: tokens of a block of a bucket");
+           "lsh: tokens of a block of a bucket", kOptional);
   list.add("num_clusters", kModel, PERFORMER_FIELD(model.attention.num_clusters),
-           "clustered, favor_clusters, centroids: clusters of a head");
+           "clustered, favor_clusters, centroids: clusters of a head", kOptional);
   list.add("cluster_iterations", kModel, PERFORMER_FIELD(model.attention.cluster_iterations),
-           "clustered, favor_clusters, centroids: rounds of k-means");
+           "clustered, favor_clusters, centroids: rounds of k-means", kOptional);
   list.add("cluster_top", kModel, PERFORMER_FIELD(model.attention.cluster_top),
-           "clustered: keys scored for each query; 0: none");
+           "clustered: keys scored for each query; 0: none", kOptional);
 
   list.group("Optimiser");
   list.add("lr", kFixed, PERFORMER_FIELD(optimizer.lr), "largest learning rate");

@@ -81,7 +81,7 @@ TEST(TrainConfig, PresetsAreValidAndTheirShapesAreThePapers) {
     TrainConfig config;
     const std::set<std::string> keys = apply_preset(config, preset.name);
     EXPECT_NO_THROW(config.check()) << preset.name;
-    EXPECT_TRUE(config.model.causal) << preset.name;
+    EXPECT_EQ(config.model.causal, config.model.head == HeadKind::kTokens) << preset.name;
     EXPECT_FALSE(keys.empty()) << preset.name;
   }
   TrainConfig paper;
@@ -183,6 +183,11 @@ TEST(LearningRate, WarmsUpThenFollowsTheSchedule) {
   EXPECT_DOUBLE_EQ(learning_rate(optimizer, 4, 0), 2e-3);
   EXPECT_DOUBLE_EQ(learning_rate(optimizer, 50, 0.5), 1.1e-3);
   EXPECT_DOUBLE_EQ(learning_rate(optimizer, 100, 1), 0.2e-3);
+  optimizer.schedule = ScheduleKind::kRsqrt;
+  EXPECT_DOUBLE_EQ(learning_rate(optimizer, 0, 0), 0.5e-3);
+  EXPECT_DOUBLE_EQ(learning_rate(optimizer, 3, 0), 2e-3);
+  EXPECT_DOUBLE_EQ(learning_rate(optimizer, 15, 0.5), 1e-3);
+  EXPECT_DOUBLE_EQ(learning_rate(optimizer, 399, 1), 0.2e-3);
 }
 
 TEST(LearningRate, ProgressFollowsStepsOrTheClock) {

@@ -12,7 +12,7 @@ namespace performer {
 namespace {
 
 // Sequences of the first batches, each by itself and without padding.
-std::vector<std::vector<int64_t>> sample_rows(const EvalBatches& batches) {
+std::vector<std::vector<int64_t>> sample_rows(const EvalSource& batches) {
   constexpr size_t kRows = 8;
   constexpr int64_t kShortest = 2;
   std::vector<std::vector<int64_t>> rows;
@@ -50,7 +50,7 @@ void add(LayerMetrics& sum, const AttentionDiagnostics& one, double share) {
 
 }  // namespace
 
-std::vector<LayerMetrics> diagnose(LanguageModel& model, const EvalBatches& batches, int64_t step) {
+std::vector<LayerMetrics> diagnose(LanguageModel& model, const EvalSource& batches, int64_t step) {
   if (model->config().attention.method != AttentionMethod::kFavor) return {};
   std::vector<LayerMetrics> layers(static_cast<size_t>(model->config().num_layers));
   for (size_t i = 0; i < layers.size(); ++i) {

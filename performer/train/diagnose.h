@@ -14,7 +14,7 @@ namespace performer {
 
 /// One row per layer: the mean over up to 8 sequences from the first batches. Layers with random
 /// features only. Runs without dropout, draws no random number, restores the model's mode.
-std::vector<LayerMetrics> diagnose(LanguageModel& model, const EvalBatches& batches, int64_t step);
+std::vector<LayerMetrics> diagnose(LanguageModel& model, const EvalSource& batches, int64_t step);
 
 /// A warning when the features do no better than the mean of all values; empty when they do, or
 /// when attention is nearly uniform anyway. Only for maps that estimate softmax.

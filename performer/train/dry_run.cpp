@@ -10,6 +10,7 @@
 
 #include "favor/check.h"
 #include "performer/train/metrics.h"
+#include "performer/train/task.h"
 #include "performer/train/workload.h"
 
 namespace performer {
@@ -25,24 +26,27 @@ std::string megabytes(int64_t bytes) {
 
 }  // namespace
 
-DryRun dry_run(const TrainConfig& config) {
-  config.check();
+DryRun dry_run(const TrainConfig& given) {
+  given.check();
+  const bool has_data = !given.data.data.empty() || find_task(given.data.task).generated;
+  const std::unique_ptr<TaskData> data = has_data ? open_task(given, nullptr) : nullptr;
+  const TrainConfig config = data ? fitted(given, *data) : given;
   if (config.run.threads > 0) at::set_num_threads(static_cast<int>(config.run.threads));
   DryRun run;
   run.parameters = count_parameters(config.model);
   run.memory = estimate_memory(config);
   const int64_t accumulate = config.optimizer.accumulate;
   run.tokens_per_step = config.data.batch_tokens * accumulate;
-  if (!config.data.data.empty()) {
-    const Tokenizer tokenizer = Tokenizer::protein();
-    const SplitSequences data = read_splits(config.data.data, tokenizer, config.split_options());
-    const TrainBatches batches(data.train, tokenizer, config.batch_options());
-    run.steps_per_epoch = (batches.batches_in_epoch() + accumulate - 1) / accumulate;
+  if (data) {
+    const auto batches = data->train_batches();
+    run.steps_per_epoch = (batches->batches_in_epoch() + accumulate - 1) / accumulate;
   }
   WorkOptions options;
   options.model = config.model;
   options.length = config.data.length;
   options.batch = config.data.batch_tokens / config.data.length;
+  if (config.model.head == HeadKind::kPairs)
+    options.batch = std::max<int64_t>(options.batch & ~1, 2);
   options.bfloat16 = config.run.dtype == "bfloat16";
   options.memory = config.run.memory;
   run.resident_bytes = resident_bytes();

@@ -19,7 +19,12 @@ ParameterCount count_parameters(const ModelConfig& config) {
     count.attention += config.num_layers * 2 * config.attention.mixed_keys * config.max_length;
   }
   count.feed_forward = config.num_layers * (norm + (dim + 1) * up + (config.ff_dim + 1) * dim);
-  count.output = norm + (config.tie_embeddings ? 0 : (dim + 1) * config.vocab_size);
+  const int64_t pooled = config.head == HeadKind::kPairs ? 4 * dim : dim;
+  const int64_t classifier =
+      (pooled + 1) * config.ff_dim + (config.ff_dim + 1) * config.num_classes;
+  count.output = norm + (config.head != HeadKind::kTokens ? classifier
+                         : config.tie_embeddings          ? 0
+                                                          : (dim + 1) * config.vocab_size);
   return count;
 }
 
@@ -77,7 +82,8 @@ int64_t activation_bytes(const TrainConfig& config, int64_t tokens, int64_t low)
       kept = model.num_layers * stored;
   }
   // Logits, their logarithms of softmax and their gradient; the embedding and the final norm.
-  const int64_t logits = 3 * full * model.vocab_size * part(memory.loss_chunk);
+  const int64_t vocab_size = model.head == HeadKind::kTokens ? model.vocab_size : 0;
+  const int64_t logits = 3 * full * vocab_size * part(memory.loss_chunk);
   const int64_t noise = model.dropout > 0 ? full * model.dim : 0;
   return tokens * (kept + full * model.dim + low * model.dim + noise) + logits + working;
 }

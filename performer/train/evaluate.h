@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scores of a language model on prepared batches.
+// Scores of a model on prepared batches.
 #ifndef PERFORMER_TRAIN_EVALUATE_H_
 #define PERFORMER_TRAIN_EVALUATE_H_
 
@@ -12,17 +12,20 @@ namespace performer {
 /// Tensors of a batch, on its memory: the batch must outlive them.
 struct BatchTensors {
   torch::Tensor tokens;   // [rows, length]
-  torch::Tensor targets;  // [rows, length], -1 = none
+  torch::Tensor targets;  // [rows, length], -1 = none; of classes [rows or pairs, 1]
   BatchLayout layout;     // the mask only where the model needs it
 };
 BatchTensors to_tensors(const Batch& batch, bool causal);
 
-/// Negative log-likelihood summed over the targets of a batch, a scalar with gradient.
+/// logits [..., V] and targets of the same leading sizes. Negative log-likelihood summed over the
+/// targets of a batch, a scalar with gradient.
 torch::Tensor summed_loss(const torch::Tensor& logits, const torch::Tensor& targets);
 
-/// Mean loss, perplexity and accuracy over all targets. Runs without dropout and draws no random
-/// number; the model's mode is restored. Throws favor::Error when the batches hold no target.
-EvalScore evaluate(LanguageModel& model, const EvalBatches& batches);
+/// Mean loss, perplexity, accuracy and the given units over all targets. Runs without dropout and
+/// draws no random number; the model's mode is restored. Throws favor::Error when the batches hold
+/// no target.
+EvalScore evaluate(LanguageModel& model, const EvalSource& batches,
+                   const std::vector<Unit>& units = {});
 
 }  // namespace performer
 

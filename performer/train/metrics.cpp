@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -43,10 +44,43 @@ std::string short_count(double value) {
 }  // namespace
 
 nlohmann::json to_json(const EvalScore& score) {
-  return {{"targets", score.num_targets},
-          {"loss", score.loss},
-          {"perplexity", score.perplexity},
-          {"accuracy", score.accuracy}};
+  nlohmann::json object = {{"targets", score.num_targets},
+                           {"loss", score.loss},
+                           {"perplexity", score.perplexity},
+                           {"accuracy", score.accuracy}};
+  for (const UnitValue& unit : score.units) object[unit.name] = unit.value;
+  return object;
+}
+
+double in_unit(const Unit& unit, double loss, double units_per_target) {
+  const double nats = loss / units_per_target;
+  return unit.bits ? nats / std::log(2.0) : std::exp(nats);
+}
+
+void convert_units(const std::vector<Unit>& units, const EvalScore& score, EvalScore& other) {
+  for (size_t u = 0; u < units.size(); ++u) {
+    const double per_target = score.units[u].per_target;
+    other.units.push_back({units[u].name, in_unit(units[u], other.loss, per_target), per_target});
+  }
+}
+
+std::string describe(const EvalMetrics& metrics, bool classes) {
+  const EvalScore &model = metrics.model, &baseline = metrics.baseline;
+  std::string text;
+  const auto add = [&](std::string name, double value, double reference) {
+    std::replace(name.begin(), name.end(), '_', ' ');
+    text += favor::message(name, " ", value, " (baseline ", reference, "), ");
+  };
+  for (size_t i = 0; i < model.units.size(); ++i) {
+    add(model.units[i].name, model.units[i].value, baseline.units[i].value);
+  }
+  if (classes) {
+    add("loss", model.loss, baseline.loss);
+  } else if (model.units.empty()) {
+    add("perplexity", model.perplexity, baseline.perplexity);
+  }
+  return text + favor::message("accuracy ", 100 * model.accuracy, " % (baseline ",
+                               100 * baseline.accuracy, " %)");
 }
 
 std::string to_line(const TrainMetrics& metrics) {
@@ -59,15 +93,17 @@ std::string to_line(const TrainMetrics& metrics) {
 }
 
 std::string to_line(const EvalMetrics& metrics) {
-  const ordered_json json = {{"step", metrics.step},
-                             {"split", metrics.split},
-                             {"targets", metrics.model.num_targets},
-                             {"loss", metrics.model.loss},
-                             {"perplexity", metrics.model.perplexity},
-                             {"accuracy", metrics.model.accuracy},
-                             {"baseline_loss", metrics.baseline.loss},
-                             {"baseline_perplexity", metrics.baseline.perplexity},
-                             {"baseline_accuracy", metrics.baseline.accuracy}};
+  ordered_json json = {{"step", metrics.step},
+                       {"split", metrics.split},
+                       {"targets", metrics.model.num_targets},
+                       {"loss", metrics.model.loss},
+                       {"perplexity", metrics.model.perplexity},
+                       {"accuracy", metrics.model.accuracy},
+                       {"baseline_loss", metrics.baseline.loss},
+                       {"baseline_perplexity", metrics.baseline.perplexity},
+                       {"baseline_accuracy", metrics.baseline.accuracy}};
+  for (const UnitValue& unit : metrics.model.units) json[unit.name] = unit.value;
+  for (const UnitValue& unit : metrics.baseline.units) json["baseline_" + unit.name] = unit.value;
   return json.dump();
 }
 

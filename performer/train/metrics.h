@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <vector>
 
 #include "performer/models/diagnostics.h"
 
@@ -25,13 +26,31 @@ struct TrainMetrics {
   int64_t peak_memory_bytes = 0;  ///< of the process so far
 };
 
+/// A unit in which people know the loss of a task.
+struct Unit {
+  std::string name;                ///< such as bits_per_byte
+  bool bits = true;                ///< bits per unit; otherwise perplexity of a unit
+  std::vector<double> per_target;  ///< units that each target id stands for; empty: `ratio`
+  double ratio = 1;                ///< units per target
+};
+
+struct UnitValue {
+  std::string name;
+  double value = 0;
+  double per_target = 1;  ///< how many of them there are
+};
+
 /// Token-weighted score of a model on a set.
 struct EvalScore {
   int64_t num_targets = 0;
-  double loss = 0;        ///< mean negative log-likelihood in nats
-  double perplexity = 0;  ///< exp(loss)
-  double accuracy = 0;    ///< 0 to 1
+  double loss = 0;                    ///< mean negative log-likelihood in nats
+  double perplexity = 0;              ///< exp(loss)
+  double accuracy = 0;                ///< 0 to 1
+  std::vector<UnitValue> units = {};  ///< the loss in the units of the task
 };
+
+/// The loss per target in a unit of which there are `units_per_target`.
+double in_unit(const Unit& unit, double loss, double units_per_target);
 nlohmann::json to_json(const EvalScore& score);
 
 /// One line per evaluation: the model beside the empirical baseline on the same targets.
@@ -42,6 +61,13 @@ struct EvalMetrics {
   EvalScore baseline;
 };
 
+/// Fills in the units of `other`, a score on the same targets as `score`.
+void convert_units(const std::vector<Unit>& units, const EvalScore& score, EvalScore& other);
+
+/// "perplexity 8.1 (baseline 18), accuracy 40 % (baseline 9 %)", in the task's units if it has any;
+/// of classes the loss in place of the perplexity.
+std::string describe(const EvalMetrics& metrics, bool classes);
+
 /// One line per layer and diagnosis.
 struct LayerMetrics {
   int64_t step = 0;
@@ -51,8 +77,9 @@ struct LayerMetrics {
 
 /// The lines of metrics.jsonl: keys `step, tokens, loss, lr, grad_norm, tokens_per_s, elapsed_s,
 /// peak_memory_bytes` in this order, or `step, split, targets, loss, perplexity, accuracy,
-/// baseline_loss, baseline_perplexity, baseline_accuracy`, or `step, layer, query_norm, key_norm,
-/// relative_variance (of maps that estimate softmax), output_error, uniform_error`.
+/// baseline_loss, baseline_perplexity, baseline_accuracy` and the task's units, or `step, layer,
+/// query_norm, key_norm, relative_variance (of maps that estimate softmax), output_error,
+/// uniform_error`.
 std::string to_line(const TrainMetrics& metrics);
 std::string to_line(const EvalMetrics& metrics);
 std::string to_line(const LayerMetrics& metrics);

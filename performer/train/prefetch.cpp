@@ -5,8 +5,8 @@
 
 namespace performer {
 
-Prefetch::Prefetch(TrainBatches batches, size_t depth)
-    : batches_(std::move(batches)), depth_(depth), position_(batches_.position()) {}
+Prefetch::Prefetch(std::unique_ptr<TrainSource> batches, size_t depth)
+    : batches_(std::move(batches)), depth_(depth), position_(batches_->position()) {}
 
 Prefetch::~Prefetch() {
   {
@@ -39,7 +39,7 @@ void Prefetch::work() {
         changed_.wait(lock, [&] { return made_.size() < depth_ || stop_; });
         if (stop_) return;
       }
-      Made made{batches_.next(), batches_.position()};
+      Made made{batches_->next(), batches_->position()};
       {
         const std::lock_guard lock(mutex_);
         made_.push_back(std::move(made));

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <deque>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <thread>
 
@@ -14,16 +15,16 @@
 
 namespace performer {
 
-/// The batches of a TrainBatches in their order, up to `depth` of them waiting.
+/// The batches of a TrainSource in their order, up to `depth` of them waiting.
 class Prefetch {
  public:
   /// Takes the batches where they stand. The thread starts with the first next().
-  explicit Prefetch(TrainBatches batches, size_t depth = 2);
+  explicit Prefetch(std::unique_ptr<TrainSource> batches, size_t depth = 2);
   ~Prefetch();
   Prefetch(const Prefetch&) = delete;
   Prefetch& operator=(const Prefetch&) = delete;
 
-  /// As TrainBatches::next; throws what that threw.
+  /// As TrainSource::next; throws what that threw.
   Batch next();
   /// Of the batch that next() returns next, whatever was made ahead.
   BatchPosition position() const { return position_; }
@@ -35,7 +36,7 @@ class Prefetch {
   };
   void work();
 
-  TrainBatches batches_;  // the worker's alone once it runs
+  std::unique_ptr<TrainSource> batches_;  // the worker's alone once it runs
   const size_t depth_;
   BatchPosition position_;
   std::mutex mutex_;

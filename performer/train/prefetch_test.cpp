@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <vector>
 
 namespace performer {
@@ -28,11 +29,11 @@ TEST(Prefetch, BatchesAndPositionsAreThoseWithoutAThread) {
       options.tokens_per_batch = 48;
       options.seed = 3;
       TrainBatches plain(sequences, tokenizer, options);
-      TrainBatches start(sequences, tokenizer, options);
+      auto start = std::make_unique<TrainBatches>(sequences, tokenizer, options);
       // From within an epoch, through two others.
       const int64_t count = 2 * plain.batches_in_epoch() + 3;
       plain.next();
-      start.seek(plain.position());
+      start->seek(plain.position());
       Prefetch ahead(std::move(start), depth);
       for (int64_t i = 0; i < count; ++i) {
         ASSERT_EQ(ahead.position(), plain.position());
@@ -52,9 +53,9 @@ TEST(Prefetch, EndsUnusedAndWithBatchesWaiting) {
   BatchOptions options;
   options.length = 16;
   options.tokens_per_batch = 48;
-  const Prefetch unused(TrainBatches(sequences, tokenizer, options));
+  const Prefetch unused(std::make_unique<TrainBatches>(sequences, tokenizer, options));
   EXPECT_EQ(unused.position(), BatchPosition());
-  Prefetch used(TrainBatches(sequences, tokenizer, options));
+  Prefetch used(std::make_unique<TrainBatches>(sequences, tokenizer, options));
   EXPECT_GT(used.next().num_tokens, 0);
 }
 

@@ -22,6 +22,8 @@ using nlohmann::json;
 
 constexpr std::string_view kPrefix = "checkpoint-";
 constexpr const char* kStartToken = "decoder_start_token_id";
+constexpr const char* kTask = "task";
+constexpr const char* kVocabulary = "vocabulary";
 
 std::optional<int64_t> step_of(const std::string& name) {
   if (!name.starts_with(kPrefix)) return std::nullopt;
@@ -168,6 +170,15 @@ ModelFile read_model_config(const std::string& folder) {
     model.start_token = object[kStartToken].get<int64_t>();
     object.erase(kStartToken);
   }
+  const auto take_word = [&](const char* key, std::string& word) {
+    if (!object.is_object() || !object.contains(key)) return;
+    FAVOR_CHECK(object[key].is_string(), path, ": ", key, " is ", object[key].dump(),
+                ", expected a word");
+    word = object[key].get<std::string>();
+    object.erase(key);
+  };
+  take_word(kTask, model.task);
+  take_word(kVocabulary, model.vocabulary);
   model.config = model_config_from_json(object, path);
   FAVOR_CHECK(model.start_token < model.config.vocab_size, path, ": ", kStartToken, " is ",
               model.start_token, ", expected less than vocab_size = ", model.config.vocab_size);
@@ -177,6 +188,8 @@ ModelFile read_model_config(const std::string& folder) {
 void write_model_config(const std::string& folder, const ModelFile& model) {
   json object = to_json(model.config);
   object[kStartToken] = model.start_token;
+  object[kTask] = model.task;
+  object[kVocabulary] = model.vocabulary;
   write_file_atomically((fs::path(folder) / "config.json").string(), object.dump(2) + "\n");
 }
 

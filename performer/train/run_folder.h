@@ -40,10 +40,12 @@ void prune_checkpoints(const std::string& run, int64_t keep, int64_t best_step);
 /// complete checkpoint of a run. Throws std::runtime_error when there is none.
 std::string model_folder(const std::string& path);
 
-/// A model's config.json: the architecture, and the token that opens a stream.
+/// A model's config.json: the architecture, the token that opens a stream, what it was trained for.
 struct ModelFile {
   ModelConfig config;
   int64_t start_token = 0;
+  std::string task = "protein";
+  std::string vocabulary = "protein";  ///< Vocabulary::kind
 };
 ModelFile read_model_config(const std::string& folder);
 void write_model_config(const std::string& folder, const ModelFile& model);

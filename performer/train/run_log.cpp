@@ -43,9 +43,13 @@ void RunLog::write(const TrainMetrics& metrics) {
 
 void RunLog::write(const EvalMetrics& metrics) {
   lines_.write(to_line(metrics));
-  write_events(metrics.step, {{metrics.split + "/loss", metrics.model.loss},
-                              {metrics.split + "/perplexity", metrics.model.perplexity},
-                              {metrics.split + "/accuracy", metrics.model.accuracy}});
+  std::vector<Scalar> scalars = {{metrics.split + "/loss", metrics.model.loss},
+                                 {metrics.split + "/perplexity", metrics.model.perplexity},
+                                 {metrics.split + "/accuracy", metrics.model.accuracy}};
+  for (const UnitValue& unit : metrics.model.units) {
+    scalars.emplace_back(metrics.split + "/" + unit.name, unit.value);
+  }
+  write_events(metrics.step, scalars);
 }
 
 void RunLog::write(const LayerMetrics& metrics) {

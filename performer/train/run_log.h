@@ -22,7 +22,7 @@ class RunLog {
 
   /// Tags train/loss, train/lr, train/grad_norm, train/tokens_per_s, train/peak_memory_bytes.
   void write(const TrainMetrics& metrics);
-  /// Tags <split>/loss, <split>/perplexity, <split>/accuracy.
+  /// Tags <split>/loss, <split>/perplexity, <split>/accuracy and the units of the task.
   void write(const EvalMetrics& metrics);
   /// Tags layer_<layer>/query_norm and so on.
   void write(const LayerMetrics& metrics);

@@ -18,6 +18,10 @@ double learning_rate(const OptimizerConfig& optimizer, int64_t steps_done, doubl
   if (steps_done < optimizer.warmup_steps) {
     factor = double(steps_done + 1) / double(optimizer.warmup_steps);
   }
+  if (optimizer.schedule == ScheduleKind::kRsqrt && steps_done >= optimizer.warmup_steps) {
+    const auto warmup = double(std::max<int64_t>(optimizer.warmup_steps, 1));
+    factor = std::sqrt(warmup / double(steps_done + 1));
+  }
   if (optimizer.schedule == ScheduleKind::kCosine) {
     const double cosine = 0.5 * (1 + std::cos(std::numbers::pi * progress));
     factor *= optimizer.min_lr_fraction + (1 - optimizer.min_lr_fraction) * cosine;

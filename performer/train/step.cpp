@@ -123,7 +123,9 @@ double add_gradients(LanguageModel& model, const BatchTensors& batch, double div
   Tensor summed;
   {
     const Autocast autocast(bfloat16);
-    summed = output_loss(model, model->hidden(batch.tokens, batch.layout), batch.targets);
+    summed = model->config().head == HeadKind::kTokens
+                 ? output_loss(model, model->hidden(batch.tokens, batch.layout), batch.targets)
+                 : summed_loss(model->forward(batch.tokens, batch.layout), batch.targets);
   }
   const double loss = summed.item<double>();
   (summed / divisor).backward();

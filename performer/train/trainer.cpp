@@ -26,6 +26,7 @@
 #include "performer/train/run_start.h"
 #include "performer/train/schedule.h"
 #include "performer/train/step.h"
+#include "performer/train/task.h"
 
 namespace performer {
 namespace {
@@ -69,68 +70,63 @@ LanguageModel make_model(const TrainConfig& config, bool resumed) {
   return model;
 }
 
-// A set that is evaluated along with `valid`. Addresses of its parts must stay.
-struct OtherSet {
-  OtherSet(std::string given, const SequenceSet& whole, const TrainConfig& config,
-           const Tokenizer& tokenizer)
-      : name(std::move(given)),
-        sequences(config.run.eval_tokens > 0
-                      ? whole.sample(config.run.eval_tokens, config.data.split_seed)
-                      : whole),
-        batches(sequences, tokenizer, config.batch_options()) {}
+// The vocabulary to go on with: of the checkpoint, or of the weights to start from.
+std::shared_ptr<const Vocabulary> known_vocabulary(const TrainConfig& config,
+                                                   const std::optional<std::string>& checkpoint) {
+  if (!checkpoint && config.run.init_from.empty()) return nullptr;
+  const std::string folder = checkpoint ? *checkpoint : model_folder(config.run.init_from);
+  return load_vocabulary(read_model_config(folder).vocabulary, folder);
+}
 
+// A set that is evaluated along with `valid`.
+struct OtherSet {
   std::string name;
-  SequenceSet sequences;
-  EvalBatches batches;
+  EvalSet set;
 };
 
 class Trainer {
  public:
-  Trainer(const TrainConfig& config, const TrainHooks& hooks, bool resumed)
+  Trainer(const TrainConfig& config, std::unique_ptr<TaskData> data, const TrainHooks& hooks,
+          bool resumed)
       : config_(config),
         hooks_(hooks),
         progress_(config.run.quiet, hooks.terminal),
-        tokenizer_(Tokenizer::protein()),
-        data_(read_splits(config.data.data, tokenizer_, config.split_options())),
-        train_fingerprint_(data_.train.fingerprint()),
-        valid_(config.run.eval_tokens > 0
-                   ? data_.valid.sample(config.run.eval_tokens, config.data.split_seed)
-                   : data_.valid),
-        batches_(data_.train, tokenizer_, config.batch_options()),
-        valid_batches_(valid_, tokenizer_, config.batch_options()),
-        baseline_(data_.train, tokenizer_, config.batch_options().objective),
+        data_(std::move(data)),
+        train_fingerprint_(data_->train_fingerprint()),
+        batches_(data_->train_batches()),
+        valid_(data_->eval_set("valid", config.run.eval_tokens)),
+        baseline_(data_->baseline()),
         model_(make_model(config, resumed)),
         optimizer_(make_optimizer(model_, config.optimizer)) {
     model_->set_memory(config.run.memory);
     give_back_freed_memory(config.run.memory, config.model);
-    progress_.say(data_.summary());
+    progress_.say(data_->summary());
     for (const torch::Tensor& parameter : model_->parameters()) {
       result_.num_parameters += parameter.numel();
     }
     progress_.say(message(result_.num_parameters, " parameters, ", at::get_num_threads(),
-                          " threads, ", batches_.batches_in_epoch(), " batches per epoch"));
-    FAVOR_CHECK(config.run.patience == 0 || valid_.size() > 0, "patience is ", config.run.patience,
+                          " threads, ", batches_->batches_in_epoch(), " batches per epoch"));
+    FAVOR_CHECK(config.run.patience == 0 || valid_.size > 0, "patience is ", config.run.patience,
                 ", expected 0 without a sequence to validate on");
     for (const std::string& name : config.other_eval_sets()) {
-      const SequenceSet& whole = name == "ood" ? data_.ood : data_.train;
-      FAVOR_CHECK(whole.size() > 0, "eval_sets names ", name, ", expected a set that ",
+      FAVOR_CHECK(data_->size(name) > 0, "eval_sets names ", name, ", expected a set that ",
                   config.data.data, " has (`performer data prepare` can hold out an ood set)");
-      others_.push_back(std::make_unique<OtherSet>(name, whole, config_, tokenizer_));
+      others_.push_back({name, data_->eval_set(name, config.run.eval_tokens)});
     }
   }
 
   // What follows a checkpoint must not depend on when it was written, so nothing is reset here.
   void resume(const std::string& checkpoint) {
     state_ = load_checkpoint(checkpoint, model_, optimizer_);
-    if (state_.train_sequences != data_.train.size() ||
+    if (state_.train_sequences != data_->size("train") ||
         state_.train_fingerprint != train_fingerprint_) {
       throw std::runtime_error(message(
-          "train: ", config_.data.data, " gives ", data_.train.size(),
+          "train: ", config_.data.data, " gives ", data_->size("train"),
           " training sequences with fingerprint ", train_fingerprint_, ", expected ",
           state_.train_sequences, " with ", state_.train_fingerprint, " (those of ", checkpoint,
           "; a run goes on with the data it began with, --init-from takes its weights to others)"));
     }
-    batches_.seek(state_.data);
+    batches_->seek(state_.data);
     set_rng_state(state_.rng);
     last_checkpoint_ = checkpoint;
     saved_step_ = state_.step;
@@ -280,30 +276,29 @@ class Trainer {
     return value;
   }
 
-  EvalMetrics measure(const std::string& split, const EvalBatches& batches) {
+  EvalMetrics measure(const std::string& split, const EvalSet& set) {
     return paused([&] {
-      const BaselineScore baseline = baseline_.score(batches);
+      const BaselineScore baseline = baseline_.score(*set.batches);
       EvalMetrics metrics;
       metrics.step = state_.step;
       metrics.split = split;
-      metrics.model = evaluate(model_, batches);
+      metrics.model = evaluate(model_, *set.batches, set.units);
       if (!std::isfinite(metrics.model.loss)) {
         stop_not_finite(split + " loss", metrics.model.loss, state_.step);
       }
-      metrics.baseline = {baseline.num_targets, baseline.loss, baseline.perplexity,
-                          baseline.accuracy};
+      metrics.baseline = {
+          baseline.num_targets, baseline.loss, baseline.perplexity, baseline.accuracy, {}};
+      convert_units(set.units, metrics.model, metrics.baseline);
       log_->write(metrics);
-      progress_.say(message(split, " at step ", state_.step, ": perplexity ",
-                            metrics.model.perplexity, " (baseline ", metrics.baseline.perplexity,
-                            "), accuracy ", 100 * metrics.model.accuracy, " % (baseline ",
-                            100 * metrics.baseline.accuracy, " %)"));
+      progress_.say(message(split, " at step ", state_.step, ": ",
+                            describe(metrics, config_.model.head != HeadKind::kTokens)));
       return metrics;
     });
   }
 
   void diagnose_layers() {
     paused([&] {
-      for (const LayerMetrics& metrics : diagnose(model_, valid_batches_, state_.step)) {
+      for (const LayerMetrics& metrics : diagnose(model_, *valid_.batches, state_.step)) {
         log_->write(metrics);
         const std::string warning = collapse_warning(metrics, config_.model.attention);
         if (!warning.empty() && warned_layers_.insert(metrics.layer).second) {
@@ -317,11 +312,11 @@ class Trainer {
   // Returns whether the validation loss is the lowest so far.
   bool validate() {
     result_.others.clear();
-    for (const auto& other : others_) {
-      result_.others.push_back(measure(other->name, other->batches));
+    for (const OtherSet& other : others_) {
+      result_.others.push_back(measure(other.name, other.set));
     }
-    if (valid_.size() == 0) return false;
-    result_.valid = measure("valid", valid_batches_);
+    if (valid_.size == 0) return false;
+    result_.valid = measure("valid", valid_);
     const double loss = result_.valid->model.loss;
     if (state_.best_step >= 0 && loss >= state_.best_loss) return false;
     state_.best_step = state_.step;
@@ -336,11 +331,11 @@ class Trainer {
       state_.elapsed_s = elapsed_s();
       state_.rng = rng_state();
       state_.data = prefetch_->position();
-      state_.train_sequences = data_.train.size();
+      state_.train_sequences = data_->size("train");
       state_.train_fingerprint = train_fingerprint_;
-      last_checkpoint_ =
-          save_checkpoint(config_.run.out, model_, tokenizer_,
-                          start_token(config_.data.windowing, tokenizer_), optimizer_, state_);
+      last_checkpoint_ = save_checkpoint(
+          config_.run.out, model_, {config_.data.task, data_->vocabulary(), data_->start_token()},
+          optimizer_, state_);
       saved_step_ = state_.step;
       prune_checkpoints(config_.run.out, config_.run.keep_checkpoints, state_.best_step);
       return 0;
@@ -360,8 +355,8 @@ class Trainer {
                             state_.stale_evaluations, " evaluations; the best checkpoint is ",
                             result_.best_checkpoint));
     }
-    if (!result_.interrupted && data_.test.size() > 0) {
-      result_.test = measure("test", EvalBatches(data_.test, tokenizer_, config_.batch_options()));
+    if (!result_.interrupted && data_->size("test") > 0) {
+      result_.test = measure("test", data_->eval_set("test", 0));
     }
     result_.steps = state_.step;
     result_.tokens = state_.tokens;
@@ -373,13 +368,11 @@ class Trainer {
   TrainConfig config_;
   TrainHooks hooks_;
   Progress progress_;
-  Tokenizer tokenizer_;
-  SplitSequences data_;
+  std::unique_ptr<TaskData> data_;
   int64_t train_fingerprint_;
-  SequenceSet valid_;
-  TrainBatches batches_;
-  EvalBatches valid_batches_;
-  std::vector<std::unique_ptr<OtherSet>> others_;
+  std::unique_ptr<TrainSource> batches_;
+  EvalSet valid_;
+  std::vector<OtherSet> others_;
   EmpiricalBaseline baseline_;
   LanguageModel model_;
   torch::optim::AdamW optimizer_;
@@ -403,7 +396,9 @@ class Trainer {
 
 TrainResult train(const TrainConfig& config, const TrainHooks& hooks) {
   config.check();
-  FAVOR_CHECK(!config.data.data.empty(), "--data is empty, expected a token file or a FASTA file");
+  const Task& task = find_task(config.data.task);
+  FAVOR_CHECK(task.generated || !config.data.data.empty(), "--data is empty, expected ",
+              task.input);
   FAVOR_CHECK(!config.run.out.empty(), "--out is empty, expected a folder for the run");
   if (config.run.threads > 0) at::set_num_threads(static_cast<int>(config.run.threads));
   std::optional<std::string> checkpoint;
@@ -412,14 +407,16 @@ TrainResult train(const TrainConfig& config, const TrainHooks& hooks) {
     checkpoint = check_folder(config.run,
                               [&](const std::string& text) { progress.say("warning: " + text); });
   }
-  Trainer trainer(config, hooks, checkpoint.has_value());
+  std::unique_ptr<TaskData> data = open_task(config, known_vocabulary(config, checkpoint));
+  const TrainConfig run_config = fitted(config, *data);
+  Trainer trainer(run_config, std::move(data), hooks, checkpoint.has_value());
   if (checkpoint) {
     trainer.resume(*checkpoint);
   } else {
     prepare_folder(config.run);
   }
   const fs::path out = config.run.out;
-  write_file_atomically((out / "config.json").string(), to_json(config).dump(2) + "\n");
+  write_file_atomically((out / "config.json").string(), to_json(run_config).dump(2) + "\n");
   if (!hooks.provenance.empty()) {
     write_file_atomically((out / "run.json").string(), hooks.provenance + "\n");
   }

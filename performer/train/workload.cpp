@@ -72,6 +72,11 @@ Workload::Workload(const WorkOptions& options) {
   if (options.kind != WorkKind::kGenerate) {
     parts.tokens = draw(options.length);
     parts.targets = draw(options.length);
+    if (options.model.head != HeadKind::kTokens) {
+      const int64_t rows =
+          options.model.head == HeadKind::kPairs ? options.batch / 2 : options.batch;
+      parts.targets = torch::randint(options.model.num_classes, {rows, 1}, torch::kInt64);
+    }
     return;
   }
   const Autocast autocast(options.bfloat16);

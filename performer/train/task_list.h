@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rows of the table of tasks, each written beside its readers.
+#ifndef PERFORMER_TRAIN_TASK_LIST_H_
+#define PERFORMER_TRAIN_TASK_LIST_H_
+
+#include "performer/train/task.h"
+
+namespace performer {
+
+Task protein_task();
+Task text_task();
+Task copy_task();
+Task induction_task();
+Task recall_task();
+Task listops_task();
+Task documents_task();
+Task retrieval_task();
+Task pathfinder_task();
+
+}  // namespace performer
+
+#endif  // PERFORMER_TRAIN_TASK_LIST_H_
