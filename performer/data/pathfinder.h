@@ -33,7 +33,8 @@ struct PathfinderOptions {
   int64_t antialias = 2;     ///< samples per pixel and direction
 
   /// The published values for 32 and 64 pixels, in between and beyond on the lines through both;
-  /// paddles of 3 pixels at 64, which is not published; distractors of a third of the paths' length, 20 paddles in all.
+  /// paddles of 3 pixels at 64, which is not published; distractors of a third of the paths'
+  /// length, 20 paddles in all.
   static PathfinderOptions of_size(int64_t size, int64_t contour_length);
   /// Throws favor::Error naming the first field that is out of range.
   void check() const;
