@@ -90,7 +90,10 @@ void give_back_freed_memory(const MemoryOptions& memory, const ModelConfig& mode
   const bool saves = memory.resolve(model) != ActivationPolicy::kStore || memory.ff_chunk > 0 ||
                      memory.loss_chunk > 0 || memory.slice_tokens > 0;
 #ifdef __GLIBC__
-  if (saves) ::mallopt(M_MMAP_THRESHOLD, 1 << 20);
+  if (saves) {
+    ::mallopt(M_MMAP_THRESHOLD, 1 << 20);
+    ::mallopt(M_TRIM_THRESHOLD, 1 << 17);  // glibc's own
+  }
 #else
   (void)saves;
 #endif
