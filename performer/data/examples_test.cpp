@@ -92,7 +92,9 @@ TEST(ExampleTrainBatches, AnExampleBeyondTheBudgetStandsAlone) {
   int64_t largest = 0;
   while (batches.position().epoch == 0) {
     const Batch batch = batches.next();
-    if (batch.length > 3) EXPECT_EQ(batch.rows, 1);
+    if (batch.length > 3) {
+      EXPECT_EQ(batch.rows, 1);
+    }
     largest = std::max(largest, batch.length);
   }
   EXPECT_EQ(largest, 7);

@@ -38,7 +38,9 @@ TEST(Probes, CopyTargetsAreTheSymbolsBeforeTheMarker) {
       EXPECT_EQ(example.tokens[21], vocabulary->eos());
       for (size_t t = 0; t < 41; ++t) {
         EXPECT_EQ(example.targets[t], t < 21 ? -1 : example.tokens[t - 20]) << t;
-        if (t >= 21 && t < 40) EXPECT_EQ(example.tokens[t + 1], example.targets[t]);
+        if (t >= 21 && t < 40) {
+          EXPECT_EQ(example.tokens[t + 1], example.targets[t]);
+        }
       }
     }
   }

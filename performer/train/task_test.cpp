@@ -107,6 +107,14 @@ TEST(Tasks, ProbesGenerateAndAreCausal) {
   EXPECT_NE(error_of([&] { config.check(); }), "no error");
 }
 
+TEST(Tasks, ClassifiersHaveNoLogitsToCut) {
+  TrainConfig config = defaults_of(find_task("listops"));
+  config.run.memory.loss_chunk = 64;
+  EXPECT_EQ(error_of([&] { config.check(); }),
+            "loss_chunk is 64, expected 0 with head classes (a row has the logits of its classes "
+            "alone)");
+}
+
 TEST(Units, TurnALossPerTargetIntoBitsOrPerplexity) {
   const Unit bits{"bits_per_byte", true, {}, 1};
   EXPECT_DOUBLE_EQ(in_unit(bits, std::log(2.0) * 3, 1), 3);
