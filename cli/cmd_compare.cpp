@@ -15,6 +15,7 @@
 #include <fstream>
 #include <iterator>
 #include <stdexcept>
+#include <string_view>
 
 #include "cli/command.h"
 #include "favor/check.h"
@@ -140,7 +141,8 @@ std::string last_line(const fs::path& log) {
   for (std::string line; std::getline(in, line);) {
     if (!line.empty()) last = line;
   }
-  return last.starts_with("performer: ") ? last.substr(11) : last;
+  constexpr std::string_view kOpening = "performer: error: ";
+  return last.starts_with(kOpening) ? last.substr(kOpening.size()) : last;
 }
 
 class Comparison {

@@ -68,6 +68,16 @@ std::string help_text() {
   return text + "\nperformer --version shows the version.\n";
 }
 
+// Temporaries as large as activations would go back to the system at the end of every operator, and
+// return from it page by page, each cleared anew. Only where steps of equal shape repeat: sequences
+// of all lengths would leave holes, which a limit of memory cannot afford.
+void keep_freed_memory() {
+#ifdef __GLIBC__
+  mallopt(M_MMAP_THRESHOLD, INT_MAX);
+  mallopt(M_TRIM_THRESHOLD, INT_MAX);
+#endif
+}
+
 int dispatch(const std::vector<std::string>& arguments) {
   if (arguments.empty()) {
     std::string names;
@@ -89,21 +99,14 @@ int dispatch(const std::vector<std::string>& arguments) {
   }
   std::vector<std::string> names;
   for (const Command& command : kCommands) {
-    if (name == command.name) return command.run(command, {arguments.begin() + 1, arguments.end()});
     names.push_back(command.name);
+    if (name != command.name) continue;
+    if (name == "train" || name == "bench") keep_freed_memory();
+    return command.run(command, {arguments.begin() + 1, arguments.end()});
   }
   throw performer::cli::UsageError(favor::message("unknown command '", name, "', did you mean ",
                                                   performer::nearest_name(name, names),
                                                   "? (performer --help)"));
-}
-
-// Temporaries as large as activations would go back to the system at the end of every operator, and
-// return from it page by page, each cleared anew.
-void keep_freed_memory() {
-#ifdef __GLIBC__
-  mallopt(M_MMAP_THRESHOLD, INT_MAX);
-  mallopt(M_TRIM_THRESHOLD, INT_MAX);
-#endif
 }
 
 int fail(const std::string& text, int status) {
@@ -118,7 +121,6 @@ int fail(const std::string& text, int status) {
 int main(int argc, char** argv) {
   // A file that may not grow further is an error of writing it, which names the file.
   std::signal(SIGXFSZ, SIG_IGN);
-  keep_freed_memory();
   try {
     return dispatch({argv + 1, argv + argc});
   } catch (const performer::cli::UsageError& error) {

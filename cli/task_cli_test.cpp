@@ -3,6 +3,7 @@
 // a model that is not theirs.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -22,15 +23,20 @@ void write_file(const std::string& path, const std::string& text) {
 class TaskCli : public Cli {
  protected:
   // A model of next to no size; `more` comes after and wins.
+  // Options in `more` replace those of all tests.
   std::vector<std::string> task_arguments(const std::string& task, const std::string& run,
                                           const std::vector<std::string>& more = {}) const {
     std::vector<std::string> arguments = {"train", "--task", task, "--out", path(run)};
-    const std::vector<std::string> rest = {
-        "--dim",           "16", "--num-layers",   "1",   "--num-heads",      "2",
-        "--ff-dim",        "32", "--num-features", "8",   "--train-examples", "60",
-        "--test-examples", "20", "--batch-tokens", "400", "--save-interval",  "4",
-        "--log-interval",  "2",  "--threads",      "2",   "--quiet"};
-    arguments.insert(arguments.end(), rest.begin(), rest.end());
+    const std::vector<std::pair<std::string, std::string>> common = {
+        {"--dim", "16"},           {"--num-layers", "1"},     {"--num-heads", "2"},
+        {"--ff-dim", "32"},        {"--num-features", "8"},   {"--train-examples", "60"},
+        {"--test-examples", "20"}, {"--batch-tokens", "400"}, {"--save-interval", "4"},
+        {"--log-interval", "2"},   {"--threads", "2"}};
+    for (const auto& [option, value] : common) {
+      if (std::count(more.begin(), more.end(), option) > 0) continue;
+      arguments.insert(arguments.end(), {option, value});
+    }
+    arguments.push_back("--quiet");
     arguments.insert(arguments.end(), more.begin(), more.end());
     return arguments;
   }

@@ -427,7 +427,7 @@ TEST(Memory, WhatIsNotDefinedIsRefusedInWords) {
   config.causal = true;
   config.attention.method = AttentionMethod::kExact;
   EXPECT_EQ(error_of([&] { with(ActivationPolicy::kStore, 0, 0, 64).check(config); }),
-            "slice_tokens is 64, expected 0 with attention exact (it has no state that stands for "
+            "slice_tokens is 64, expected 0 with attention exact (it has no sums that stand for "
             "the tokens of earlier slices)");
 }
 
