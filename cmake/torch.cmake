@@ -106,6 +106,11 @@ function(performer_torch_target target)
     # A precompiled header serves only the code-generation model that it was made for.
     set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
     target_compile_options(${target} PRIVATE -fPIC)
+    # SentencePiece and torch's libc10 both define FLAGS_minloglevel, an object here and an int there.
+    # The first library loaded gives it to both: after torch, SentencePiece would write its object
+    # over what follows the int. As a link option it stands, and is loaded, before all libraries.
+    target_link_options(${target} PRIVATE
+      "SHELL:-Wl,--push-state,--no-as-needed ${PERFORMER_SENTENCEPIECE_LIBRARY} -Wl,--pop-state")
   endif()
 endfunction()
 
