@@ -72,7 +72,8 @@ TEST(KMeans, EqualsTheReferenceUnlessItWasNearATie) {
     for (const int64_t D : {1, 3, 17, 64}) {
       for (const int64_t C : {1, 2, 7, 64, 70}) {
         for (const bool masked : {false, true}) {
-          Problem p(++seed, L, D, C, static_cast<int64_t>(seed % 4));
+          ++seed;
+          Problem p(seed, L, D, C, static_cast<int64_t>(seed % 4));
           if (masked) {
             p.mask.resize(static_cast<size_t>(p.B * L));
             RandomStream rng(seed, 78);
