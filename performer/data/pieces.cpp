@@ -21,7 +21,7 @@ using favor::message;
 // What the library writes for a blank.
 constexpr std::string_view kBlank = "\xe2\x96\x81";
 // More would only make the training longer.
-constexpr int64_t kTrainingBytes = 20000000;
+constexpr int64_t kTrainingBytes = 10000000;
 // A longer line would be passed over.
 constexpr int64_t kLineBytes = 4096;
 
@@ -142,6 +142,8 @@ std::string train_pieces(const std::vector<std::string_view>& sections, int64_t 
        {"normalization_rule_name", "identity"},
        {"add_dummy_prefix", "false"},
        {"remove_extra_whitespaces", "false"},
+       // Indentation: a run of blanks may be one piece.
+       {"allow_whitespace_only_pieces", "true"},
        {"byte_fallback", "true"},
        {"unk_id", "0"},
        {"bos_id", "-1"},

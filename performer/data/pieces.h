@@ -14,8 +14,8 @@
 namespace performer {
 
 /// Trains a unigram model of `num_pieces` pieces without normalisation and with bytes to fall back
-/// on, so that every valid UTF-8 text comes back as it was. Same text, same model. Takes minutes
-/// for tens of megabytes; reads up to about 20 MB, evenly spread. Returns the bytes of the model
+/// on, so that every valid UTF-8 text comes back as it was. Same text, same model. Takes a minute
+/// or two of CPU time; reads up to about 10 MB, evenly spread. Returns the bytes of the model
 /// file. Throws std::runtime_error with the library's reason.
 std::string train_pieces(const std::vector<std::string_view>& sections, int64_t num_pieces);
 

@@ -44,6 +44,14 @@ TEST(Pieces, EveryTextComesBackAndPiecesAreFewerThanBytes) {
   }
 }
 
+TEST(Pieces, ARunOfBlanksIsOnePiece) {
+  std::string text;
+  for (int line = 0; line < 300; ++line) text += "        deep " + std::to_string(line) + "\n";
+  const auto vocabulary = piece_vocabulary(train_pieces({text}, 300), "test");
+  EXPECT_LT(vocabulary->encode("        deep").size(), 8U);
+  EXPECT_EQ(vocabulary->decode(vocabulary->encode(text)), text);
+}
+
 TEST(Pieces, TrainingAgainGivesTheSameModel) {
   const std::string text = some_text();
   EXPECT_EQ(train_pieces({text}, 310), train_pieces({text}, 310));
