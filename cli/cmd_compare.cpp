@@ -129,12 +129,6 @@ int wait_for(pid_t child, const GridProgress& progress) {
   }
 }
 
-std::vector<Point> validation_over_time(const RunRecord& run) {
-  std::vector<Point> points = RunRecord::points(run.evaluations_of("valid"), "step", "loss");
-  for (Point& p : points) p.x = run.seconds_at(p.x);
-  return points;
-}
-
 std::string last_line(const fs::path& log) {
   std::ifstream in(log);
   std::string last;
@@ -190,7 +184,9 @@ class Comparison {
       ComparedRun run{plan, nullptr, "", {}};
       if (fs::exists(folder / "result.json")) {
         run.result = read_json_file((folder / "result.json").string());
-        run.progress = validation_over_time(read_run_record((folder / "run").string()));
+        const RunRecord record = read_run_record((folder / "run").string());
+        run.progress =
+            record.over_seconds(RunRecord::points(record.evaluations_of("valid"), "step", "loss"));
       } else {
         run.failure = last_line(folder / "log");
       }

@@ -14,6 +14,7 @@
 #include <set>
 #include <sstream>
 #include <stdexcept>
+#include <utility>
 
 #include "favor/check.h"
 #include "performer/train/metrics.h"
@@ -194,8 +195,10 @@ Chart loss_chart(const std::vector<RunRecord>& runs, bool over_time) {
       if (points.size() < 2 && split == "test") continue;  // a single number: in the table
       std::vector<Point> baseline = RunRecord::points(lines, "step", "baseline_loss");
       if (over_time) {
-        for (Point& p : points) p.x = run.seconds_at(p.x) / 60;
-        for (Point& p : baseline) p.x = run.seconds_at(p.x) / 60;
+        for (std::vector<Point>* line : {&points, &baseline}) {
+          *line = run.over_seconds(std::move(*line));
+          for (Point& p : *line) p.x /= 60;
+        }
       }
       chart.series.push_back({run.name + ", " + split, i, false, false, points});
       chart.series.push_back(

@@ -85,13 +85,14 @@ std::vector<json> RunRecord::evaluations_of(const std::string& split) const {
   return chosen;
 }
 
-double RunRecord::seconds_at(double step) const {
-  double seconds = 0;
-  for (const Point& p : points(training, "step", "elapsed_s")) {
-    if (p.x > step) break;
-    seconds = p.y;
+std::vector<Point> RunRecord::over_seconds(std::vector<Point> points) const {
+  const std::vector<Point> elapsed = RunRecord::points(training, "step", "elapsed_s");
+  size_t next = 0;
+  for (Point& p : points) {
+    while (next < elapsed.size() && elapsed[next].x <= p.x) ++next;
+    p.x = next > 0 ? elapsed[next - 1].y : 0;
   }
-  return seconds;
+  return points;
 }
 
 std::vector<std::string> RunRecord::splits() const {

@@ -31,9 +31,9 @@ struct RunRecord {
                                    const std::string& y);
   /// Evaluations of one set, in order.
   std::vector<nlohmann::json> evaluations_of(const std::string& split) const;
-  /// Seconds of the run at a step: evaluations carry a step only, and have the time of the training
-  /// line before them.
-  double seconds_at(double step) const;
+  /// Points over ascending steps as points over seconds of the run: evaluations carry a step only,
+  /// and have the time of the training line before them.
+  std::vector<Point> over_seconds(std::vector<Point> points) const;
   /// Every set that was evaluated, in the order of its first line.
   std::vector<std::string> splits() const;
 };
