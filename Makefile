@@ -31,7 +31,7 @@ test:  ## set up and run every test; PARTS="gcc python" for some (see scripts/te
 bench:  ## set up, build and run the benchmark of the kernels; writes build/bench.jsonl
 	@scripts/setup --no-torch
 	@scripts/build --no-torch favor_bench
-	@build/release-core/favor_bench --json build/bench.jsonl $(ARGS)
+	@build/core/favor_bench --json build/bench.jsonl $(ARGS)
 
 bench-peers:  ## measure public packages beside the kernels (an hour; ARGS=--quick: ten minutes)
 	@scripts/bench_peers $(ARGS)
@@ -49,12 +49,12 @@ bench-methods:  ## measure every method of attention beside public packages (ARG
 bench-accuracy:  ## error of every map and matrix against exact attention; build/accuracy.jsonl
 	@scripts/setup --no-torch
 	@scripts/build --no-torch favor_accuracy
-	@build/release-core/favor_accuracy --json build/accuracy.jsonl $(ARGS)
+	@build/core/favor_accuracy --json build/accuracy.jsonl $(ARGS)
 
 test-random:  ## random problems against the reference; SECONDS=60 by default
 	@scripts/setup --no-torch
 	@scripts/build --no-torch favor_random_sweep
-	@build/release-core/favor_random_sweep $(or $(SECONDS),60)
+	@build/core/favor_random_sweep $(or $(SECONDS),60)
 
 fuzz:  ## fuzz the attention calls under the sanitizers; SECONDS=60 by default
 	@scripts/setup --no-torch --dev-tools

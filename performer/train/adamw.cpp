@@ -61,11 +61,11 @@ HWY_NOINLINE void step_range(const AdamWStep& shared, const float* HWY_RESTRICT 
 HWY_NOINLINE double sum_range(const float* HWY_RESTRICT values, int64_t count) {
   const hn::ScalableTag<float> d;
   const int64_t N = static_cast<int64_t>(hn::Lanes(d));
-  // Sums in float stay short, so that small squares are not lost beside large ones.
-  constexpr int64_t kRun = 1024;
+  // A float lane adds few squares, so that small ones are not lost beside large ones.
+  const int64_t run = 64 * N;
   double total = 0;
-  for (int64_t first = 0; first < count; first += kRun) {
-    const int64_t end = std::min(first + kRun, count);
+  for (int64_t first = 0; first < count; first += run) {
+    const int64_t end = std::min(first + run, count);
     auto a = hn::Zero(d), b = a;
     int64_t i = first;
     for (; i + 2 * N <= end; i += 2 * N) {
