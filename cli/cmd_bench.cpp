@@ -142,6 +142,7 @@ int run_bench(const Command& command, const std::vector<std::string>& arguments)
   } catch (const favor::Error& error) {
     throw UsageError(message("bench: ", error.what()));
   }
+  warn_if_emulated(dtype);
   if (threads > 0) at::set_num_threads(static_cast<int>(threads));
   const int64_t idle_bytes = resident_bytes();
   std::unique_ptr<Workload> workload;

@@ -41,7 +41,10 @@ int run_train(const Command& command, const std::vector<std::string>& arguments)
   const TrainConfig& config = parsed.config;
   check_writable(parsed.output, config.run.force);
   RunReport report(command, arguments, config.run.quiet);
-  if (!config.run.quiet) std::fputs(describe(config).c_str(), stderr);
+  if (!config.run.quiet) {
+    std::fputs(describe(config).c_str(), stderr);
+    warn_if_emulated(config.run.dtype);
+  }
 
   if (parsed.dry_run) {
     const DryRun trial = dry_run(config);

@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "favor/check.h"
+#include "favor/isa.h"
 #include "performer/data/atomic_file.h"
 #include "performer/train/metrics.h"
 
@@ -163,6 +164,14 @@ std::string Options::help() const {
     }
   }
   return text;
+}
+
+void warn_if_emulated(const std::string& dtype) {
+  if (dtype != "bfloat16" || favor::has_bfloat16_products()) return;
+  std::fputs(
+      "warning: this CPU has no bfloat16 products: bfloat16 is emulated and many times "
+      "slower than float32\n",
+      stderr);
 }
 
 double cpu_seconds() {

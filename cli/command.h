@@ -98,6 +98,9 @@ class RunReport {
   std::chrono::steady_clock::time_point start_;
 };
 
+/// A line on stderr where `dtype` is bfloat16 and the CPU has to emulate it.
+void warn_if_emulated(const std::string& dtype);
+
 /// Writes to standard output, or whole or not at all to a file ("" and "-" are standard output). An
 /// existing file needs `force`.
 void write_result(const std::string& path, const std::string& content, bool force);

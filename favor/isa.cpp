@@ -3,6 +3,9 @@
 #include "favor/isa.h"
 
 #include <hwy/highway.h>
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
 
 #include <algorithm>
 #include <cctype>
@@ -68,6 +71,17 @@ std::vector<std::string> compiled_isas() {
 
 std::vector<std::string> available_isas() {
   return names_of(hwy::SupportedTargets() & HWY_TARGETS);
+}
+
+bool has_bfloat16_products() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx512bf16") != 0;
+#elif defined(__aarch64__) && defined(__linux__)
+  constexpr unsigned long kBfloat16 = 1UL << 14;  // HWCAP2_BF16, which old headers lack
+  return (getauxval(AT_HWCAP2) & kBfloat16) != 0;
+#else
+  return false;
+#endif
 }
 
 void apply_isa_limit() {

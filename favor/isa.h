@@ -17,6 +17,10 @@ std::vector<std::string> available_isas();
 /// The one in use, after FAVOR_ISA. Throws favor::Error as above.
 std::string current_isa();
 
+/// Whether this CPU multiplies bfloat16 itself. Libraries emulate it elsewhere, many times slower
+/// than float32.
+bool has_bfloat16_products();
+
 /// Applies FAVOR_ISA once per process. The operations call this themselves.
 void apply_isa_limit();
 

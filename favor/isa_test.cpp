@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <fstream>
+#include <sstream>
 
 #include "favor/check.h"
 #include "favor/testing.h"
@@ -27,6 +29,15 @@ TEST(Isa, CurrentOneFollowsTheTestLoop) {
     EXPECT_EQ(current_isa(), lower);
   });
 }
+
+#if defined(__x86_64__) && defined(__linux__)
+TEST(Isa, Bfloat16ProductsAreThoseOfTheKernel) {
+  std::ostringstream text;
+  text << std::ifstream("/proc/cpuinfo").rdbuf();
+  ASSERT_NE(text.str().find("flags"), std::string::npos);
+  EXPECT_EQ(has_bfloat16_products(), text.str().find(" avx512_bf16") != std::string::npos);
+}
+#endif
 
 // The variable is read once per process, so each value gets a process of its own.
 TEST(IsaDeathTest, VariableLimitsTheChoice) {

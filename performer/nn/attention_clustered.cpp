@@ -35,9 +35,7 @@ Tensor attend_lists(const Tensor& q, const Tensor& k, const Tensor& v, const Ten
   const Tensor rows = q.reshape({B * H * L, q.size(3)}).index_select(0, queries.order);
   const Tensor out = exact_attention(rows.unsqueeze(0).unsqueeze(0), listed(k), listed(v),
                                      arguments, /*is_causal=*/false);
-  return torch::zeros({B * H * L, E}, out.options())
-      .index_copy(0, queries.order, out[0][0])
-      .view({B, H, L, E});
+  return ungroup_rows(out[0][0], queries, {B, H, L, E});
 }
 
 }  // namespace
@@ -65,9 +63,7 @@ Tensor ClusteredCore::forward(const Tensor& q, const Tensor& k, const Tensor& v,
         const auto spread = [&](const Tensor& of_clusters) {
           const int64_t width = of_clusters.size(3);
           const Tensor rows_of = of_clusters.reshape({B * H * C, width}).index_select(0, cluster);
-          return torch::zeros({B * H * L, width}, of_clusters.options())
-              .index_copy(0, queries.order, rows_of)
-              .view({B, H, L, width});
+          return ungroup_rows(rows_of, queries, {B, H, L, width});
         };
         Tensor keys = ks, values = vs;
         if (mask.defined()) {

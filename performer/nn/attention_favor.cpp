@@ -186,9 +186,7 @@ Tensor FavorClustersCore::forward(const Tensor& q, const Tensor& k, const Tensor
     };
     const Tensor out = favor_attention(rows(q, of_queries), rows(k, of_keys), rows(v, of_keys),
                                        arguments, /*is_causal=*/false);
-    outs.push_back(torch::zeros({B * heads * L, v.size(3)}, out.options())
-                       .index_copy(0, of_queries.order, out[0][0])
-                       .view({B, heads, L, v.size(3)}));
+    outs.push_back(ungroup_rows(out[0][0], of_queries, {B, heads, L, v.size(3)}));
   }
   return torch::cat(outs, 1);
 }

@@ -79,4 +79,9 @@ RowGroups group_rows(const Tensor& groups, int64_t num_groups) {
   return result;
 }
 
+Tensor ungroup_rows(const Tensor& rows, const RowGroups& groups, torch::IntArrayRef shape) {
+  const Tensor blank = torch::zeros(shape, rows.options());
+  return blank.view({-1, rows.size(-1)}).index_copy(0, groups.order, rows).view(shape);
+}
+
 }  // namespace performer

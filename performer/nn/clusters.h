@@ -40,6 +40,11 @@ struct RowGroups {
 /// `groups` of any shape, int64, read row-major; below 0: in no group. O(rows + num_groups) time.
 RowGroups group_rows(const torch::Tensor& groups, int64_t num_groups);
 
+/// Rows [n, E] in the order of `groups`, back in their places in a tensor of `shape` [..., E]; the
+/// rows of no group are 0.
+torch::Tensor ungroup_rows(const torch::Tensor& rows, const RowGroups& groups,
+                           torch::IntArrayRef shape);
+
 }  // namespace performer
 
 #endif  // PERFORMER_NN_CLUSTERS_H_

@@ -16,11 +16,6 @@ namespace {
 using torch::Tensor;
 using torch::autograd::AutogradContext;
 
-void set_random_state(const Tensor& state) {
-  at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
-  generator.set_state(state);
-}
-
 // What the backward pass needs beside tensors.
 struct Part : torch::CustomClassHolder {
   TensorBody body;
@@ -67,6 +62,11 @@ struct Recompute : torch::autograd::Function<Recompute> {
 
 Tensor random_state() {
   return at::globalContext().defaultGenerator(at::kCPU).get_state();
+}
+
+void set_random_state(const Tensor& state) {
+  at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
+  generator.set_state(state);
 }
 
 ReplayRandom::ReplayRandom(const Tensor& state) {

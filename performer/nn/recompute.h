@@ -28,8 +28,9 @@ TensorList recompute(TensorBody body, const TensorList& inputs, const TensorList
 torch::Tensor by_chunks(const std::function<torch::Tensor(const torch::Tensor&)>& body,
                         const torch::Tensor& x, int64_t chunk, const TensorList& parameters);
 
-/// The state of torch's CPU generator.
+/// The state of torch's CPU generator, bytes.
 torch::Tensor random_state();
+void set_random_state(const torch::Tensor& state);
 
 /// For its lifetime torch's generator goes on from `state` (undefined: from where it is); then it
 /// is put back to where it was.

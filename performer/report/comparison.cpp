@@ -21,13 +21,16 @@ bool is_score(const std::string& key) {
   return key != "step" && key != "targets" && key != "num_targets";
 }
 
+// A set of `result`, or an empty object.
+const json& set_of(const json& result, const std::string& split) {
+  static const json none = json::object();
+  return result.contains(split) && result[split].is_object() ? result[split] : none;
+}
+
 // The set that a run is judged by.
 const json& judged_set(const json& result) {
-  static const json none = json::object();
-  for (const char* split : {"test", "valid"}) {
-    if (result.contains(split) && result[split].is_object()) return result[split];
-  }
-  return none;
+  const json& test = set_of(result, "test");
+  return test.empty() ? set_of(result, "valid") : test;
 }
 
 // "tokens_per_s" -> "tokens per s", with units where files have others than people want.
@@ -94,27 +97,33 @@ ComparedMethod joined(const std::vector<const ComparedRun*>& all) {
   }
   method.done = std::ssize(done);
   if (done.empty()) return method;
-  const auto add = [&](const std::string& key, const auto& value_of) {
+  const auto add = [&](const std::string& prefix, const std::string& key, const auto& value_of) {
     std::vector<double> values;
     for (const ComparedRun* run : done) {
       const json& from = value_of(*run);
       if (from.contains(key) && from[key].is_number()) values.push_back(from[key].get<double>());
     }
-    if (std::ssize(values) == method.done) method.numbers.emplace_back(key, spread_of(values));
-  };
-  const json& first = judged_set(done.front()->result);
-  for (const auto& [key, value] : first.items()) {
-    if (value.is_number() && is_score(key)) {
-      add(key, [](const ComparedRun& run) -> const json& { return judged_set(run.result); });
+    if (std::ssize(values) == method.done) {
+      method.numbers.emplace_back(prefix + key, spread_of(values));
     }
+  };
+  const auto add_set = [&](const std::string& prefix, const auto& set_in) {
+    const json& first = set_in(done.front()->result);
+    for (const auto& [key, value] : first.items()) {
+      if (value.is_number() && is_score(key)) {
+        add(prefix, key, [&](const ComparedRun& run) -> const json& { return set_in(run.result); });
+      }
+    }
+    for (const auto& [key, value] : set_of(first, "baseline").items()) {
+      if (value.is_number() && is_score(key)) method.baseline.emplace_back(prefix + key, value);
+    }
+  };
+  add_set("", judged_set);
+  for (const std::string split : {"ood", "train"}) {
+    add_set(split + "_", [&](const json& result) -> const json& { return set_of(result, split); });
   }
   for (const char* key : kRunNumbers) {
-    add(key, [](const ComparedRun& run) -> const json& { return run.result; });
-  }
-  if (first.contains("baseline") && first["baseline"].is_object()) {
-    for (const auto& [key, value] : first["baseline"].items()) {
-      if (value.is_number() && is_score(key)) method.baseline.emplace_back(key, value);
-    }
+    add("", key, [](const ComparedRun& run) -> const json& { return run.result; });
   }
   join_progress(done, method);
   return method;

@@ -36,9 +36,10 @@ struct ComparedMethod {
   int64_t done = 0;
   std::vector<std::string> failures;  ///< each once
   /// Numbers of the test set (of the validation set where there is none), in the order in which
-  /// the runs give them, then steps, tokens_per_s, peak_memory_bytes, elapsed_s.
+  /// the runs give them; those of `eval_sets`, as ood_loss; then steps, tokens_per_s,
+  /// peak_memory_bytes, elapsed_s.
   std::vector<std::pair<std::string, Spread>> numbers;
-  std::vector<std::pair<std::string, double>> baseline;  ///< of the first seed, on the same set
+  std::vector<std::pair<std::string, double>> baseline;  ///< of the first seed, on the same sets
   std::vector<Spread> times, losses;  ///< the common first evaluations of all seeds
 
   std::optional<Spread> number(const std::string& key) const;

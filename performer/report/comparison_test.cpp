@@ -112,6 +112,18 @@ TEST(Comparison, TableHasBaselineMeansDeviationsAndFailures) {
             "\nexact failed: out of luck\n");
 }
 
+TEST(Comparison, OtherEvaluatedSetsAreColumns) {
+  std::vector<ComparedRun> runs = finished_runs();
+  runs.resize(1);
+  runs[0].result["ood"] = {{"step", 20}, {"loss", 3.0}, {"baseline", {{"loss", 3.5}}}};
+  EXPECT_EQ(comparison_table(compared_methods(runs)),
+            "| proteins | seeds | accuracy, % | loss | ood loss | steps | tokens/s | peak memory, "
+            "MB |\n"
+            "| --- | --- | --- | --- | --- | --- | --- | --- |\n"
+            "| baseline | | 9 | 2.9 | 3.5 | | | |\n"
+            "| favor | 1 | 12.5 | 2.5 | 3 | 20 | 1000 | 300 |\n");
+}
+
 TEST(Comparison, JsonHasFullPrecision) {
   const ordered_json list = comparison_json(compared_methods(finished_runs()));
   ASSERT_EQ(list.size(), 2u);

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -16,6 +15,7 @@
 
 #include "favor/check.h"
 #include "performer/data/atomic_file.h"
+#include "performer/nn/recompute.h"
 #include "performer/train/checkpoint.h"
 #include "performer/train/diagnose.h"
 #include "performer/train/evaluate.h"
@@ -39,17 +39,9 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-std::vector<uint8_t> rng_state() {
-  const torch::Tensor state = at::globalContext().defaultGenerator(at::kCPU).get_state();
-  const auto* bytes = state.data_ptr<uint8_t>();
-  return {bytes, bytes + state.numel()};
-}
-
-void set_rng_state(const std::vector<uint8_t>& bytes) {
-  torch::Tensor state = torch::empty({static_cast<int64_t>(bytes.size())}, torch::kUInt8);
-  std::memcpy(state.data_ptr(), bytes.data(), bytes.size());
-  at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
-  generator.set_state(state);
+std::vector<uint8_t> bytes_of(const torch::Tensor& tensor) {
+  const auto* bytes = tensor.data_ptr<uint8_t>();
+  return {bytes, bytes + tensor.numel()};
 }
 
 // A resumed run has its weights already: their first source may be gone.
@@ -127,7 +119,7 @@ class Trainer {
           "; a run goes on with the data it began with, --init-from takes its weights to others)"));
     }
     batches_->seek(state_.data);
-    set_rng_state(state_.rng);
+    set_random_state(torch::tensor(state_.rng, torch::kUInt8));
     last_checkpoint_ = checkpoint;
     saved_step_ = state_.step;
     progress_.say(message("resumed from ", checkpoint));
@@ -329,7 +321,7 @@ class Trainer {
     check_parameters();
     paused([&] {
       state_.elapsed_s = elapsed_s();
-      state_.rng = rng_state();
+      state_.rng = bytes_of(random_state());
       state_.data = prefetch_->position();
       state_.train_sequences = data_->size("train");
       state_.train_fingerprint = train_fingerprint_;
