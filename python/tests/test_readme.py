@@ -46,6 +46,7 @@ def test_day_with_a_protein_model(tmp_path):
     assert len(ranked) == 3 and ranked[1].startswith(f"a,{first}1W,")
     assert (tmp_path / "scores.tsv").read_text().count("\n") == 121
     assert (tmp_path / "designs.fasta").read_text().count(">") == 5
+    assert (tmp_path / "thrice.fasta").read_text().count(">") == 3
     assert "data:image/png;base64," in (tmp_path / "report.html").read_text()
     for name in ("embeddings/index.tsv", "residues.tsv", "runs/masked/attention/similarity.tsv"):
         assert (tmp_path / name).exists(), name
