@@ -95,6 +95,7 @@ void TrainConfig::check() const {
   at_least("log_interval", run.log_interval, int64_t{1});
   at_least("eval_interval", run.eval_interval, int64_t{0});
   at_least("eval_tokens", run.eval_tokens, int64_t{0});
+  at_least("test_tokens", run.test_tokens, int64_t{0});
   other_eval_sets();
   at_least("train_examples", data.train_examples, int64_t{1});
   at_least("test_examples", data.test_examples, int64_t{1});

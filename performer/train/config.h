@@ -74,6 +74,7 @@ struct RunConfig {
   int64_t log_interval = 10;        ///< steps between two lines of metrics
   int64_t eval_interval = 500;      ///< steps between two evaluations; 0 evaluates at the end only
   int64_t eval_tokens = 50000;      ///< tokens of the validation split per evaluation; 0 takes all
+  int64_t test_tokens = 0;          ///< tokens of the test split at the end; 0 takes all
   std::string eval_sets = "valid";  ///< of valid, ood and train, with commas; valid always is
   int64_t patience = 0;  ///< evaluations without a lower validation loss before the end; 0: never
   int64_t diagnostics_interval = -1;  ///< steps between two diagnoses of the layers; 0: none, -1:

@@ -373,6 +373,8 @@ std::vector<Field> make_fields() {
            "steps per evaluation; 0: at the end only");
   list.add("eval_tokens", kFree, PERFORMER_FIELD(run.eval_tokens),
            "validation tokens per evaluation; 0: all");
+  list.add("test_tokens", kFree, PERFORMER_FIELD(run.test_tokens),
+           "test tokens at the end; 0: all");
   list.add("eval_sets", kFree, PERFORMER_FIELD(run.eval_sets),
            "sets to evaluate, with commas: valid (always), ood (of token files), train");
   list.add("patience", kFree, PERFORMER_FIELD(run.patience),

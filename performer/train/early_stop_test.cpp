@@ -90,6 +90,17 @@ TEST_F(EarlyStop, NamedSetsAreEvaluatedBesideValid) {
   EXPECT_EQ(seen, (std::vector<std::string>{"train", "valid", "train", "valid", "test"}));
 }
 
+TEST_F(EarlyStop, TestSetIsWholeUnlessItsTokensAreLimited) {
+  TrainConfig config = tiny(random_fasta(120), "run");
+  config.run.max_steps = 2;
+  const TrainResult whole = train(config);
+  config.run.test_tokens = whole.test->model.num_targets / 2;
+  config.run.out += "-part";
+  const TrainResult part = train(config);
+  EXPECT_GT(part.test->model.num_targets, 0);
+  EXPECT_LT(part.test->model.num_targets, whole.test->model.num_targets);
+}
+
 TEST_F(EarlyStop, WhatCannotBeIsNamed) {
   TrainConfig config = tiny(random_fasta(60), "run");
   config.run.eval_sets = "valid,ood";

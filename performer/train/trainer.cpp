@@ -348,7 +348,7 @@ class Trainer {
                             result_.best_checkpoint));
     }
     if (!result_.interrupted && data_->size("test") > 0) {
-      result_.test = measure("test", data_->eval_set("test", 0));
+      result_.test = measure("test", data_->eval_set("test", config_.run.test_tokens));
     }
     result_.steps = state_.step;
     result_.tokens = state_.tokens;
