@@ -9,14 +9,9 @@
 #include <string>
 #include <vector>
 
-#ifdef __GLIBC__
-#include <malloc.h>
-
-#include <climits>
-#endif
-
 #include "cli/command.h"
 #include "favor/check.h"
+#include "performer/train/freed_memory.h"
 
 namespace {
 
@@ -68,16 +63,6 @@ std::string help_text() {
   return text + "\nperformer --version shows the version.\n";
 }
 
-// Temporaries as large as activations would go back to the system at the end of every operator, and
-// return from it page by page, each cleared anew. Only where steps of equal shape repeat: sequences
-// of all lengths would leave holes, which a limit of memory cannot afford.
-void keep_freed_memory() {
-#ifdef __GLIBC__
-  mallopt(M_MMAP_THRESHOLD, INT_MAX);
-  mallopt(M_TRIM_THRESHOLD, INT_MAX);
-#endif
-}
-
 int dispatch(const std::vector<std::string>& arguments) {
   if (arguments.empty()) {
     std::string names;
@@ -101,7 +86,8 @@ int dispatch(const std::vector<std::string>& arguments) {
   for (const Command& command : kCommands) {
     names.push_back(command.name);
     if (name != command.name) continue;
-    if (name == "train" || name == "bench") keep_freed_memory();
+    // Where steps repeat: sequences of all lengths would leave holes.
+    if (name == "train" || name == "bench") performer::keep_freed_memory();
     return command.run(command, {arguments.begin() + 1, arguments.end()});
   }
   throw performer::cli::UsageError(favor::message("unknown command '", name, "', did you mean ",

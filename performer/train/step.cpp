@@ -6,10 +6,6 @@
 #include <algorithm>
 #include <vector>
 
-#ifdef __GLIBC__
-#include <malloc.h>
-#endif
-
 #include "performer/nn/autocast.h"
 
 namespace performer {
@@ -85,19 +81,6 @@ double add_slice_gradients(LanguageModel& model, const BatchTensors& batch, doub
 }
 
 }  // namespace
-
-void give_back_freed_memory(const MemoryOptions& memory, const ModelConfig& model) {
-  const bool saves = memory.resolve(model) != ActivationPolicy::kStore || memory.ff_chunk > 0 ||
-                     memory.loss_chunk > 0 || memory.slice_tokens > 0;
-#ifdef __GLIBC__
-  if (saves) {
-    ::mallopt(M_MMAP_THRESHOLD, 1 << 20);
-    ::mallopt(M_TRIM_THRESHOLD, 1 << 17);  // glibc's own
-  }
-#else
-  (void)saves;
-#endif
-}
 
 Tensor output_loss(LanguageModel& model, const Tensor& hidden, const Tensor& targets) {
   const int64_t chunk = model->memory().loss_chunk;

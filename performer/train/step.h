@@ -13,12 +13,6 @@ namespace performer {
 torch::Tensor output_loss(LanguageModel& model, const torch::Tensor& hidden,
                           const torch::Tensor& targets);
 
-/// Where `memory` saves any, lets glibc take large blocks from the system one by one and give them
-/// back when they are freed, for the rest of the process. By default it keeps them, and what is
-/// computed twice, with other sizes in between, then takes more than twice the memory of its
-/// tensors. Fresh pages cost a tenth to a fifth of the time.
-void give_back_freed_memory(const MemoryOptions& memory, const ModelConfig& model);
-
 /// Adds to the gradients of the parameters that of the batch's summed loss divided by `divisor`,
 /// and returns the summed loss. `bfloat16`: forward passes run under Autocast.
 ///

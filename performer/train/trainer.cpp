@@ -19,6 +19,7 @@
 #include "performer/train/checkpoint.h"
 #include "performer/train/diagnose.h"
 #include "performer/train/evaluate.h"
+#include "performer/train/freed_memory.h"
 #include "performer/train/optimizer.h"
 #include "performer/train/prefetch.h"
 #include "performer/train/run_folder.h"
@@ -217,6 +218,7 @@ class Trainer {
         state_.step % redraw == 0) {
       model_->redraw(++state_.redraw_index);
     }
+    trimmer_.step();
     if (state_.step % config_.run.log_interval == 0) log_step();
   }
 
@@ -370,6 +372,7 @@ class Trainer {
   torch::optim::AdamW optimizer_;
   std::unique_ptr<Prefetch> prefetch_;  // of batches_, once the run goes on
   std::set<int64_t> warned_layers_;
+  HoleTrimmer trimmer_;
   RunLog* log_ = nullptr;
   TrainResult result_;
   TrainerState state_;

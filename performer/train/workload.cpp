@@ -12,6 +12,7 @@
 #include "performer/models/models.h"
 #include "performer/nn/autocast.h"
 #include "performer/train/adamw.h"
+#include "performer/train/freed_memory.h"
 #include "performer/train/optimizer.h"
 #include "performer/train/step.h"
 
