@@ -275,9 +275,14 @@ std::vector<Field> make_fields() {
   list.add("num_symbols", kFixed, PERFORMER_FIELD(data.num_symbols),
            "copy, induction, recall: size of the alphabet");
   list.add("num_pairs", kFixed, PERFORMER_FIELD(data.num_pairs), "recall: keys with a value");
-  list.add("image_size", kFixed, PERFORMER_FIELD(data.image_size), "pathfinder: pixels of an edge");
   list.add("contour_length", kFixed, PERFORMER_FIELD(data.contour_length),
            "pathfinder: paddles of a path");
+  list.add("image_size", kFixed, PERFORMER_FIELD(data.image_size),
+           "pathfinder, pixels, picture-classes: pixels of an edge");
+  list.add("channels", kFixed, PERFORMER_FIELD(data.channels),
+           "pixels, picture-classes: 1 grey, 3 red, green and blue");
+  list.add("tile", kFixed, PERFORMER_FIELD(data.tile),
+           "pixels: cut larger pictures of a folder into tiles of this size");
 
   list.group("Model");
   list.add("causal", kModel, PERFORMER_FIELD(model.causal),
