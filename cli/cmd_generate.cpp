@@ -252,8 +252,8 @@ int run_generate(const Command& command, const std::vector<std::string>& argumen
   const ModelConfig& config = loaded.model->config();
   SamplingOptions& sampling = given.sampling;
   if (loaded.task != "protein") {
-    if (given.max_length == 0 && config.positions == PositionKind::kLearned) {
-      sampling.max_length = std::min(sampling.max_length, config.max_length);
+    if (given.max_length == 0) {
+      sampling.max_length = std::min(sampling.max_length, config.max_positions());
     }
     return run_plain(given, loaded, report);
   }
@@ -262,8 +262,8 @@ int run_generate(const Command& command, const std::vector<std::string>& argumen
   if (given.max_length == 0 && !given.state_in.empty()) {
     sampling.max_length += work.starts[0].length;
   }
-  if (given.max_length == 0 && config.positions == PositionKind::kLearned) {
-    sampling.max_length = std::min(sampling.max_length, config.max_length);
+  if (given.max_length == 0) {
+    sampling.max_length = std::min(sampling.max_length, config.max_positions());
   }
 
   const int64_t jobs = std::ssize(work.jobs);

@@ -49,7 +49,17 @@ int64_t row_length(const DataConfig& data) {
   return data.image_size * data.image_size * data.channels;
 }
 
+// The table of axial positions follows the picture.
+void fit_positions(TrainConfig& config) {
+  ModelConfig& model = config.model;
+  model.axial_columns = config.data.image_size;
+  model.axial_channels = config.data.channels;
+  const int64_t line = model.axial_columns * model.axial_channels;
+  model.axial_rows = (config.data.length + line - 1) / line;
+}
+
 void set_pictures(TrainConfig& config) {
+  config.model.positions = PositionKind::kAxial;
   config.data.windowing = Windowing::kCrop;
   config.data.valid_fraction = 0.05;
   config.data.batch_tokens = 12544;  // 16 pictures of Fashion-MNIST
@@ -67,7 +77,10 @@ Task pixels_task() {
     config.data.image_size = 28;
   };
   // A row is a picture: the token before each value.
-  task.settle = [](TrainConfig& config) { config.data.length = row_length(config.data); };
+  task.settle = [](TrainConfig& config) {
+    config.data.length = row_length(config.data);
+    fit_positions(config);
+  };
   task.check = [](const TrainConfig& config) {
     check_pictures(config);
     FAVOR_CHECK(config.model.causal, "causal is false, expected true (task pixels)");
@@ -106,6 +119,7 @@ Task picture_classes_task() {
   task.settle = [](TrainConfig& config) {
     config.data.length =
         row_length(config.data) + (config.model.pooling == PoolingKind::kCls ? 1 : 0);
+    fit_positions(config);
   };
   task.check = [](const TrainConfig& config) {
     check_pictures(config);

@@ -55,6 +55,25 @@ TEST(Pixels, ReachTheModelAsTheyLieInTheFile) {
   EXPECT_EQ(trained.num_targets, trained.rows * 16);
 }
 
+TEST(Pixels, HaveAxialPositionsOfThePicture) {
+  TrainConfig config = config_of("pixels", "", 4);
+  EXPECT_EQ(config.model.positions, PositionKind::kAxial);
+  EXPECT_EQ(config.model.max_positions(), 16);
+  config.data.channels = 3;
+  config.data.image_size = 64;
+  find_task("pixels").settle(config);
+  EXPECT_EQ(config.data.length, 12288);
+  EXPECT_EQ(config.model.axial_rows, 64);
+  EXPECT_EQ(config.model.axial_columns, 64);
+  EXPECT_EQ(config.model.axial_channels, 3);
+  // The token before the picture takes a place.
+  config = config_of("picture-classes", "", 4);
+  EXPECT_EQ(config.model.axial_rows, 4);
+  config.model.pooling = PoolingKind::kCls;
+  find_task("picture-classes").settle(config);
+  EXPECT_EQ(config.model.axial_rows, 5);
+}
+
 TEST(Pixels, AreScoredInBitsPerDimension) {
   const TemporaryFolder folder;
   write_idx_pictures(folder, 30, 5, 4, 3);
