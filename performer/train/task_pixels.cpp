@@ -4,6 +4,7 @@
 
 #include "favor/check.h"
 #include "performer/data/idx.h"
+#include "performer/data/picture_files.h"
 #include "performer/data/pictures.h"
 #include "performer/train/task_list.h"
 
@@ -27,7 +28,15 @@ void check_pictures(const TrainConfig& config) {
 
 PictureSplits read_splits(const TrainConfig& config) {
   const DataConfig& data = config.data;
-  PictureSplits splits = read_idx_pictures(data.data, config.split_options());
+  const SplitOptions options = config.split_options();
+  const PictureShape wanted{data.image_size, data.image_size, data.channels};
+  PictureSplits splits;
+  if (has_idx_pictures(data.data)) {
+    FAVOR_CHECK(!data.tile, "tile is true, expected false (pictures of ", data.data, ")");
+    splits = read_idx_pictures(data.data, options);
+  } else {
+    splits = read_picture_folder(data.data, wanted, data.tile, options);
+  }
   FAVOR_CHECK(splits.shape.channels == data.channels, "channels is ", data.channels, ", expected ",
               splits.shape.channels, " (pictures of ", data.data, ")");
   if (splits.train->size() == 0) {
@@ -71,7 +80,7 @@ Task pixels_task() {
   Task task;
   task.name = "pixels";
   task.help = "language model of pictures, value by value";
-  task.input = "a folder with train-images-idx3-ubyte and t10k-images-idx3-ubyte";
+  task.input = "a folder of IDX files, or of PNG and JPEG files";
   task.set_defaults = [](TrainConfig& config) {
     set_pictures(config);
     config.data.image_size = 28;
@@ -108,7 +117,7 @@ Task picture_classes_task() {
   Task task;
   task.name = "picture-classes";
   task.help = "classify: pictures, value by value";
-  task.input = "a folder with {train,t10k}-images-idx3-ubyte and {train,t10k}-labels-idx1-ubyte";
+  task.input = "a folder of IDX files with labels";
   task.head = HeadKind::kClasses;
   task.set_defaults = [](TrainConfig& config) {
     set_pictures(config);

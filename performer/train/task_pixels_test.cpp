@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "favor/check.h"
+#include "performer/data/png.h"
 #include "performer/data/testing.h"
 #include "performer/train/task.h"
 
@@ -87,6 +88,34 @@ TEST(Pixels, AreScoredInBitsPerDimension) {
   // Values go evenly over all bytes: frequencies know next to nothing.
   const BaselineScore baseline = data->baseline().score(*test.batches);
   EXPECT_NEAR(baseline.loss / std::log(2.0), 8, 0.6);
+}
+
+TEST(Pixels, ComeFromFoldersInTilesAndInColour) {
+  const TemporaryFolder folder;
+  for (int i = 0; i < 8; ++i) {
+    Picture photo{9, 13, 3, std::vector<uint8_t>(9 * 13 * 3, uint8_t(i))};
+    write_png(folder.file(std::to_string(i) + ".png"), photo);
+  }
+  TrainConfig config = config_of("pixels", folder.path().string(), 4);
+  config.data.channels = 3;
+  config.data.tile = true;
+  find_task("pixels").settle(config);
+  const auto data = open_task(config, nullptr);
+  // Three rows of two tiles of each file; a fifth of the files to validate on, one to test on.
+  EXPECT_EQ(data->size("train"), 5 * 6);
+  EXPECT_EQ(data->size("valid"), 2 * 6);
+  EXPECT_EQ(data->size("test"), 6);
+  const Batch batch = data->train_batches()->next();
+  EXPECT_EQ(batch.length, 48);
+  EXPECT_EQ(batch.targets[0], batch.targets[47]);
+  config.data.channels = 1;
+  find_task("pixels").settle(config);
+  EXPECT_EQ(open_task(config, nullptr)->train_batches()->next().length, 16);
+  config.data.tile = false;
+  EXPECT_NE(message_of<std::runtime_error>([&] {
+              open_task(config, nullptr);
+            }).find("is 13 x 9 pixels, expected 4 x 4"),
+            std::string::npos);
 }
 
 TEST(PictureClasses, ArePaddedAndHaveTheirLabels) {
