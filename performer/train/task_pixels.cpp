@@ -4,6 +4,7 @@
 
 #include "favor/check.h"
 #include "performer/data/idx.h"
+#include "performer/data/picture_batches.h"
 #include "performer/data/picture_files.h"
 #include "performer/data/pictures.h"
 #include "performer/train/task_list.h"
@@ -34,6 +35,9 @@ PictureSplits read_splits(const TrainConfig& config) {
   if (has_idx_pictures(data.data)) {
     FAVOR_CHECK(!data.tile, "tile is true, expected false (pictures of ", data.data, ")");
     splits = read_idx_pictures(data.data, options);
+  } else if (has_picture_batches(data.data)) {
+    FAVOR_CHECK(!data.tile, "tile is true, expected false (pictures of ", data.data, ")");
+    splits = read_picture_batches(data.data, options);
   } else {
     splits = read_picture_folder(data.data, wanted, data.tile, options);
   }
@@ -80,7 +84,7 @@ Task pixels_task() {
   Task task;
   task.name = "pixels";
   task.help = "language model of pictures, value by value";
-  task.input = "a folder of IDX files, or of PNG and JPEG files";
+  task.input = "a folder of IDX files, ImageNet batches, or PNG and JPEG files";
   task.set_defaults = [](TrainConfig& config) {
     set_pictures(config);
     config.data.image_size = 28;
@@ -117,7 +121,7 @@ Task picture_classes_task() {
   Task task;
   task.name = "picture-classes";
   task.help = "classify: pictures, value by value";
-  task.input = "a folder of IDX files with labels";
+  task.input = "a folder of IDX files with labels, or ImageNet batches";
   task.head = HeadKind::kClasses;
   task.set_defaults = [](TrainConfig& config) {
     set_pictures(config);

@@ -7,6 +7,7 @@
 #include "favor/check.h"
 #include "performer/data/png.h"
 #include "performer/data/testing.h"
+#include "performer/data/testing_numpy.h"
 #include "performer/train/task.h"
 
 namespace performer {
@@ -116,6 +117,32 @@ TEST(Pixels, ComeFromFoldersInTilesAndInColour) {
               open_task(config, nullptr);
             }).find("is 13 x 9 pixels, expected 4 x 4"),
             std::string::npos);
+}
+
+TEST(Pixels, ComeFromBatchesOfImageNet) {
+  const TemporaryFolder folder;
+  folder.write("train_data_batch_1", kNumpyPickle2);
+  folder.write("val_data.npz", kNumpyCompressed);
+  TrainConfig config = config_of("pixels", folder.path().string(), 2);
+  config.data.channels = 3;
+  config.data.valid_fraction = 0;
+  find_task("pixels").settle(config);
+  const auto data = open_task(config, nullptr);
+  EXPECT_EQ(data->size("train"), 2);
+  EXPECT_EQ(data->size("valid"), 0);
+  const Batch batch = data->eval_set("test", 0).batches->batch(0);
+  EXPECT_EQ(std::vector<int64_t>(batch.targets.begin(), batch.targets.begin() + 6),
+            (std::vector<int64_t>{0, 4, 8, 1, 5, 9}));
+  config.data.tile = true;
+  EXPECT_EQ(message_of<favor::Error>([&] { open_task(config, nullptr); }),
+            "tile is true, expected false (pictures of " + folder.path().string() + ")");
+  TrainConfig classes = config_of("picture-classes", folder.path().string(), 4);
+  classes.data.channels = 3;
+  classes.data.valid_fraction = 0;
+  find_task("picture-classes").settle(classes);
+  const auto labelled = open_task(classes, nullptr);
+  EXPECT_EQ(labelled->num_classes(), 3);
+  EXPECT_EQ(labelled->eval_set("test", 0).batches->batch(0).targets, (std::vector<int64_t>{2, 0}));
 }
 
 TEST(PictureClasses, ArePaddedAndHaveTheirLabels) {
