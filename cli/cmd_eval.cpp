@@ -129,11 +129,9 @@ int run_eval(const Command& command, const std::vector<std::string>& arguments) 
   config.model = loaded.model->config();
   if (!run) config.data.length = config.model.max_length;
   if (length > 0) config.data.length = length;
-  if (config.model.positions == PositionKind::kLearned &&
-      config.data.length > config.model.max_length) {
+  if (config.data.length > config.model.max_positions()) {
     throw UsageError(message("eval: --length is ", config.data.length, ", expected at most ",
-                             config.model.max_length,
-                             " (rows of the model's learned position table)"));
+                             config.model.max_positions_text()));
   }
   if (batch_tokens > 0) config.data.batch_tokens = batch_tokens;
   config.data.batch_tokens = std::max(config.data.batch_tokens, config.data.length);

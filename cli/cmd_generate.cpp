@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `performer generate`: sequences sampled from a causal model, as FASTA, plain text or JSON lines.
+// `performer generate`: sequences sampled from a causal model, as FASTA, plain text, JSON lines or
+// pictures.
 #include <ATen/Parallel.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <utility>
 
 #include "cli/command.h"
+#include "cli/generate_pictures.h"
 #include "cli/generate_plain.h"
 #include "cli/generated_text.h"
 #include "favor/check.h"
@@ -30,8 +32,9 @@ constexpr int64_t kWhole = 8192;
 struct GenerateOptions {
   SamplingOptions sampling;
   TextOptions text;
-  std::string model, prompt, prompts, output, state_in, state_out;
+  std::string model, prompt, prompts, output, state_in, state_out, pictures, data;
   int64_t count = 1;
+  int64_t keep_rows = 0;
   int64_t max_length = 0;
   int64_t batch = kStreamsPerBatch;
   int64_t threads = 0;
@@ -67,6 +70,10 @@ void GenerateOptions::add_to(Options& options) {
   options.add("--json", text.json, "JSON lines instead of FASTA or plain text");
   options.add("--log-probs", text.log_probs,
               "log-probability of each residue drawn (JSON), or their mean (FASTA header)");
+  options.add("--pictures", pictures, "PNG file for what a model of pixels draws");
+  options.add("--keep-rows", keep_rows,
+              "with --pictures: rows of test pictures that are given and completed; 0: none");
+  options.add("-i,--data", data, "with --keep-rows: pictures; without it the data of the run");
   options.add("--force", force, "replace an existing file");
   options.add("--quiet", quiet, "no log");
 }
@@ -78,6 +85,12 @@ void GenerateOptions::check(bool seeded) {
   FAVOR_CHECK(threads >= 0 && threads <= 1024, "--threads is ", threads,
               ", expected 0 (all cores) to 1024");
   FAVOR_CHECK(max_length >= 0, "--max-length is ", max_length, ", expected at least 0");
+  FAVOR_CHECK(keep_rows >= 0, "--keep-rows is ", keep_rows, ", expected at least 0");
+  FAVOR_CHECK(keep_rows == 0 || !pictures.empty(),
+              "--keep-rows is given without --pictures, expected a PNG file");
+  FAVOR_CHECK(data.empty() || keep_rows > 0, "--data is ", data,
+              ", expected none without "
+              "--keep-rows");
   FAVOR_CHECK(prompts.empty() || prompt.empty(),
               "--prompts and --prompt are both given, expected one of them");
   FAVOR_CHECK(prompts.empty() || state_in.empty(),
@@ -202,14 +215,55 @@ bool is_of_proteins(const std::string& model) {
   }
 }
 
-int run_plain(const GenerateOptions& given, LoadedModel& loaded, const RunReport& report) {
-  for (const auto& [name, value] :
-       {std::pair{"--prompts", given.prompts}, std::pair{"--state-in", given.state_in},
-        std::pair{"--state-out", given.state_out}}) {
-    if (value.empty()) continue;
+using OptionList = std::vector<std::pair<const char*, bool>>;
+
+// Options that are given and have no meaning for the model.
+void refuse(const LoadedModel& loaded, const OptionList& options, const char* why) {
+  for (const auto& [name, is_given] : options) {
+    if (!is_given) continue;
     throw UsageError(message("generate: ", name, " is given, expected none with a model of task ",
-                             loaded.task, " (--prompt is a text)"));
+                             loaded.task, why));
   }
+}
+
+int run_pictures(const GenerateOptions& given, LoadedModel& loaded, const RunReport& report) {
+  refuse(loaded,
+         {{"--prompt", !given.prompt.empty()},
+          {"--prompts", !given.prompts.empty()},
+          {"--state-in", !given.state_in.empty()},
+          {"--state-out", !given.state_out.empty()},
+          {"--output", !given.output.empty()},
+          {"--max-length", given.max_length > 0},
+          {"--json", given.text.json},
+          {"--log-probs", given.text.log_probs}},
+         " (--pictures takes what it draws)");
+  if (given.pictures.empty()) {
+    throw UsageError(
+        message("generate: --pictures is missing, expected a PNG file (a model of task ",
+                loaded.task, ")"));
+  }
+  const Pace pace;
+  const DrawnPictures drawn =
+      generate_pictures(loaded, {given.sampling, given.model, given.data, given.pictures,
+                                 given.count, given.keep_rows, given.batch, given.seed});
+  if (!given.quiet) {
+    std::fprintf(stderr,
+                 "%lld pictures of %lld x %lld x %lld; %lld values drawn in %.2f s, of "
+                 "%.3f bits each\n",
+                 static_cast<long long>(given.count), static_cast<long long>(drawn.height),
+                 static_cast<long long>(drawn.width), static_cast<long long>(drawn.channels),
+                 static_cast<long long>(drawn.values), pace.seconds(), drawn.bits_per_dim);
+  }
+  report.finish();
+  return 0;
+}
+
+int run_plain(const GenerateOptions& given, LoadedModel& loaded, const RunReport& report) {
+  refuse(loaded,
+         {{"--prompts", !given.prompts.empty()},
+          {"--state-in", !given.state_in.empty()},
+          {"--state-out", !given.state_out.empty()}},
+         " (--prompt is a text)");
   const Pace pace;
   const int64_t tokens =
       generate_plain(loaded, {given.sampling, given.prompt, given.output, given.count, given.batch,
@@ -242,6 +296,7 @@ int run_generate(const Command& command, const std::vector<std::string>& argumen
   }
   check_writable(given.output, given.force);
   check_writable(given.state_out, given.force);
+  check_writable(given.pictures, given.force);
   const std::string changed = changes.changes();
   RunReport report(command, arguments, given.quiet);
   if (!given.quiet && !changed.empty()) {
@@ -251,9 +306,11 @@ int run_generate(const Command& command, const std::vector<std::string>& argumen
   LoadedModel loaded = load_model(given.model, /*task=*/"");
   const ModelConfig& config = loaded.model->config();
   SamplingOptions& sampling = given.sampling;
+  if (loaded.task == "pixels") return run_pictures(given, loaded, report);
+  refuse(loaded, {{"--pictures", !given.pictures.empty()}}, " (only task pixels draws them)");
   if (loaded.task != "protein") {
-    if (given.max_length == 0 && config.positions == PositionKind::kLearned) {
-      sampling.max_length = std::min(sampling.max_length, config.max_length);
+    if (given.max_length == 0) {
+      sampling.max_length = std::min(sampling.max_length, config.max_positions());
     }
     return run_plain(given, loaded, report);
   }
@@ -262,8 +319,8 @@ int run_generate(const Command& command, const std::vector<std::string>& argumen
   if (given.max_length == 0 && !given.state_in.empty()) {
     sampling.max_length += work.starts[0].length;
   }
-  if (given.max_length == 0 && config.positions == PositionKind::kLearned) {
-    sampling.max_length = std::min(sampling.max_length, config.max_length);
+  if (given.max_length == 0) {
+    sampling.max_length = std::min(sampling.max_length, config.max_positions());
   }
 
   const int64_t jobs = std::ssize(work.jobs);

@@ -38,7 +38,7 @@ void write_json(Sink& sink, int64_t number, Drawn drawn, const PlainOptions& opt
 int64_t generate_plain(LoadedModel& loaded, const PlainOptions& options) {
   if (loaded.task != "text") {
     throw std::runtime_error(favor::message(loaded.folder, ": is a model of task ", loaded.task,
-                                            ", expected one of task protein or text"));
+                                            ", expected one of task protein, text or pixels"));
   }
   const Vocabulary& vocabulary = *loaded.vocabulary;
   FAVOR_CHECK(options.sampling.repetition_penalty == 1 || vocabulary.num_letters() <= 256,

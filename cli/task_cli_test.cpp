@@ -132,7 +132,7 @@ TEST_F(TaskCli, ClassifiersTrainOnGeneratedExamplesAndOnFiles) {
   EXPECT_EQ(model["architectures"][0], "PerformerForSequenceClassification");
   EXPECT_EQ(run({"eval", "--model", path("listops"), "--quiet"}).status, 0);
   expect_error(run({"generate", "--model", path("listops"), "--quiet"}), 1,
-               {"is a model of task listops, expected one of task protein or text"});
+               {"is a model of task listops, expected one of task protein, text or pixels"});
 
   const Outcome pathfinder = run(task_arguments("pathfinder", "pathfinder",
                                                 {"--image-size", "24", "--contour-length", "5",

@@ -70,6 +70,28 @@ inline std::string big32(size_t value) {
   return bytes;
 }
 
+/// An IDX file of bytes.
+inline std::string idx_bytes(const std::vector<size_t>& sizes, std::string_view values) {
+  std::string bytes = big32(0x0800 + sizes.size());
+  for (const size_t size : sizes) bytes += big32(size);
+  return bytes.append(values);
+}
+
+/// A folder of IDX pictures: `num_train` and `num_test` grey ones of edge x edge pixels, whose
+/// values differ, and classes that go round.
+inline void write_idx_pictures(const TemporaryFolder& folder, size_t num_train, size_t num_test,
+                               size_t edge, size_t num_classes) {
+  for (const auto& [name, count] : {std::pair{"train", num_train}, std::pair{"t10k", num_test}}) {
+    std::string values, labels;
+    for (size_t i = 0; i < count; ++i) {
+      labels += static_cast<char>(i % num_classes);
+      for (size_t v = 0; v < edge * edge; ++v) values += static_cast<char>(i * 31 + v * 7 + count);
+    }
+    folder.write(std::string(name) + "-images-idx3-ubyte", idx_bytes({count, edge, edge}, values));
+    folder.write(std::string(name) + "-labels-idx1-ubyte", idx_bytes({count}, labels));
+  }
+}
+
 /// The three files of a database; what a test wants damaged it changes before write().
 struct BlastFiles {
   std::string pin, psq, phr;

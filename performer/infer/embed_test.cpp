@@ -132,7 +132,7 @@ TEST(Embed, RecordsComeInInputOrderAndFailuresAreListed) {
   EXPECT_EQ(failures[0].reason, "no residue");
   EXPECT_EQ(failures[1].item, 3);
   EXPECT_EQ(failures[1].reason,
-            "72 tokens, expected at most 64 (the model's learned position table)");
+            "72 tokens, expected at most 64 (rows of the model's learned position table)");
   EXPECT_EQ(done, 3);
   folder.finish(failures);
   const std::string table = read_whole(base.file("out/mean.tsv"));

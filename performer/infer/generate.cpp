@@ -153,9 +153,8 @@ void check_jobs(const ModelConfig& config, std::span<const StreamJob> jobs,
   options.check();
   FAVOR_CHECK(config.causal, "generate: the model is a masked-LM encoder, expected a causal model");
   FAVOR_CHECK(batch >= 1, "generate: batch is ", batch, ", expected at least 1");
-  FAVOR_CHECK(config.positions != PositionKind::kLearned || options.max_length <= config.max_length,
-              "generate: max_length is ", options.max_length, ", expected at most ",
-              config.max_length, " (rows of the model's learned position table)");
+  FAVOR_CHECK(options.max_length <= config.max_positions(), "generate: max_length is ",
+              options.max_length, ", expected at most ", config.max_positions_text());
   for (const StreamJob& job : jobs) {
     FAVOR_CHECK(job.start->length <= options.max_length, "generate: a sequence starts with ",
                 job.start->length, " letters, expected at most max_length = ", options.max_length);

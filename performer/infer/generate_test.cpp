@@ -96,8 +96,8 @@ std::vector<Drawn> run_jobs(LanguageModel& model, const std::vector<StreamJob>& 
 TEST(Generate, BatchesOfUnlikeLengthsEqualSingleRuns) {
   const Tokenizer tokenizer = Tokenizer::protein();
   const std::vector<std::string> prompts = {"MKTAYIAKQR", "", "A", "MKTAYIAKQRQISFVKSHFSR", "GG"};
-  for (const PositionKind positions :
-       {PositionKind::kLearned, PositionKind::kSinusoidal, PositionKind::kRotary}) {
+  for (const PositionKind positions : {PositionKind::kLearned, PositionKind::kSinusoidal,
+                                       PositionKind::kRotary, PositionKind::kAxial}) {
     for (const AttentionMethod method : attention_methods()) {
       if (!has_causal_form(method)) continue;
       SCOPED_TRACE(to_string(positions) + " " + to_string(method));

@@ -76,9 +76,8 @@ SequenceModel::SequenceModel(const LanguageModel& model, const Tokenizer& tokeni
     : parts_(std::make_unique<Parts>(Parts{model, tokenizer, start_token, chunk, batch_tokens})) {
   FAVOR_CHECK(chunk == 0 || chunk >= 2, "--chunk is ", chunk, ", expected 0 or at least 2");
   FAVOR_CHECK(batch_tokens >= 1, "--batch-tokens is ", batch_tokens, ", expected at least 1");
-  FAVOR_CHECK(config().positions != PositionKind::kLearned || chunk <= config().max_length,
-              "--chunk is ", chunk, ", expected at most ", config().max_length,
-              " (rows of the model's learned position table)");
+  FAVOR_CHECK(chunk <= config().max_positions(), "--chunk is ", chunk, ", expected at most ",
+              config().max_positions_text());
   parts_->model->eval();
 }
 
@@ -110,10 +109,8 @@ TokenList SequenceModel::frame(std::span<const uint8_t> residues, bool reversed)
 }
 
 std::string SequenceModel::problem(int64_t tokens) const {
-  const int64_t limit = config().max_length;
-  if (chunk() > 0 || config().positions != PositionKind::kLearned || tokens <= limit) return "";
-  return favor::message(tokens, " tokens, expected at most ", limit,
-                        " (the model's learned position table)");
+  if (chunk() > 0 || tokens <= config().max_positions()) return "";
+  return favor::message(tokens, " tokens, expected at most ", config().max_positions_text());
 }
 
 int64_t SequenceModel::num_windows(int64_t tokens) const {

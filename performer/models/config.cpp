@@ -3,6 +3,7 @@
 #include "performer/models/config.h"
 
 #include <cmath>
+#include <limits>
 
 #include "favor/check.h"
 #include "favor/words.h"
@@ -22,6 +23,7 @@ constexpr favor::Word<PositionKind> kPositions[] = {
     {PositionKind::kLearned, "learned"},
     {PositionKind::kSinusoidal, "sinusoidal"},
     {PositionKind::kRotary, "rotary"},
+    {PositionKind::kAxial, "axial"},
 };
 
 constexpr favor::Word<HeadKind> kHeads[] = {
@@ -164,6 +166,20 @@ void AttentionOptions::check() const {
               " (exact scores need features that are positive and estimate softmax)");
 }
 
+int64_t ModelConfig::max_positions() const {
+  if (positions == PositionKind::kLearned) return max_length;
+  if (positions == PositionKind::kAxial) return axial_rows * axial_columns * axial_channels;
+  return std::numeric_limits<int64_t>::max();
+}
+
+std::string ModelConfig::max_positions_text() const {
+  if (positions == PositionKind::kAxial) {
+    return favor::message(max_positions(), " (axial positions of ", axial_rows, " rows, ",
+                          axial_columns, " columns and ", axial_channels, " channels)");
+  }
+  return favor::message(max_positions(), " (rows of the model's learned position table)");
+}
+
 void ModelConfig::check() const {
   check_range("vocab_size", vocab_size, 1, kLargeSize);
   check_range("dim", dim, 1, kLargeSize);
@@ -173,6 +189,9 @@ void ModelConfig::check() const {
               ", expected a divisor of dim = ", dim);
   check_range("ff_dim", ff_dim, 1, kLargeSize);
   check_range("max_length", max_length, 1, int64_t{1} << 40);
+  check_range("axial_rows", axial_rows, 1, int64_t{1} << 20);
+  check_range("axial_columns", axial_columns, 1, int64_t{1} << 20);
+  check_range("axial_channels", axial_channels, 1, int64_t{1} << 20);
   FAVOR_CHECK(positions != PositionKind::kRotary || head_dim() % 2 == 0,
               "config: dim / num_heads is ", head_dim(),
               ", expected an even number with positions rotary");

@@ -30,6 +30,7 @@ enum class PositionKind {
   kLearned,     ///< a trained table of max_length rows, initialised with the sinusoids
   kSinusoidal,  ///< fixed sinusoids, any length
   kRotary,      ///< rotary embedding of q and k, any length
+  kAxial,       ///< the sum of three trained tables: row, column and channel of a picture's value
 };
 
 /// What the last layer says.
@@ -111,6 +112,9 @@ struct ModelConfig {
   bool ff_glu = false;        ///< gated (GEGLU) feed-forward
   int64_t max_length = 1024;  ///< rows of the learned position table; longest row of linformer
   PositionKind positions = PositionKind::kLearned;
+  int64_t axial_rows = 32;      ///< positions axial: position p is channel p mod axial_channels of
+  int64_t axial_columns = 32;   ///< column (p / axial_channels) mod axial_columns of
+  int64_t axial_channels = 1;   ///< row p / (axial_channels axial_columns)
   bool tie_embeddings = false;  ///< output layer shares the embedding's weight
   bool attention_bias = false;
   double dropout = 0.1;
@@ -121,6 +125,11 @@ struct ModelConfig {
   AttentionOptions attention;
 
   int64_t head_dim() const { return dim / num_heads; }
+  /// Tokens of a row that have a position: the rows of a learned table, the product of the axial
+  /// sizes; of the other kinds any number.
+  int64_t max_positions() const;
+  /// That number and where it comes from: "64 (rows of the model's learned position table)".
+  std::string max_positions_text() const;
   /// Throws favor::Error naming the first field that is out of range.
   void check() const;
 };

@@ -133,12 +133,34 @@ TEST(ModelConfig, MethodsTakeTheirOwnOptionsOnly) {
             "config: num_clusters is 0, expected 1 to 65536");
 }
 
+TEST(ModelConfig, PositionsHaveTheLimitsOfTheirTables) {
+  ModelConfig config;
+  config.max_length = 50;
+  EXPECT_EQ(config.max_positions(), 50);
+  EXPECT_EQ(config.max_positions_text(), "50 (rows of the model's learned position table)");
+  config.positions = PositionKind::kAxial;
+  config.axial_rows = 4;
+  config.axial_columns = 5;
+  config.axial_channels = 3;
+  EXPECT_EQ(config.max_positions(), 60);
+  EXPECT_EQ(config.max_positions_text(),
+            "60 (axial positions of 4 rows, 5 columns and 3 channels)");
+  config.positions = PositionKind::kSinusoidal;
+  EXPECT_GT(config.max_positions(), int64_t{1} << 60);
+  EXPECT_EQ(error_with([](ModelConfig& c) { c.axial_rows = 0; }),
+            "config: axial_rows is 0, expected 1 to 1048576");
+  EXPECT_EQ(error_with([](ModelConfig& c) { c.axial_columns = -1; }),
+            "config: axial_columns is -1, expected 1 to 1048576");
+  EXPECT_EQ(error_with([](ModelConfig& c) { c.axial_channels = 0; }),
+            "config: axial_channels is 0, expected 1 to 1048576");
+}
+
 TEST(ModelConfig, WordsRoundTripAndUnknownOnesListTheKnown) {
   for (const AttentionMethod method : attention_methods()) {
     EXPECT_EQ(attention_method_from_string(to_string(method)), method);
   }
-  for (PositionKind kind :
-       {PositionKind::kLearned, PositionKind::kSinusoidal, PositionKind::kRotary}) {
+  for (PositionKind kind : {PositionKind::kLearned, PositionKind::kSinusoidal,
+                            PositionKind::kRotary, PositionKind::kAxial}) {
     EXPECT_EQ(position_kind_from_string(to_string(kind)), kind);
   }
   EXPECT_EQ(
@@ -146,7 +168,7 @@ TEST(ModelConfig, WordsRoundTripAndUnknownOnesListTheKnown) {
       "attention: method is 'fast', expected favor | exact | linear | window | linformer | lsh "
       "| clustered | favor_clusters | centroids");
   EXPECT_EQ(error_of([] { position_kind_from_string("rope"); }),
-            "config: positions is 'rope', expected learned | sinusoidal | rotary");
+            "config: positions is 'rope', expected learned | sinusoidal | rotary | axial");
 }
 
 }  // namespace

@@ -85,8 +85,8 @@ TEST(DecoderState, JoinedStreamsAtOnePositionEqualThemselvesAlone) {
 }
 
 TEST(DecoderState, JoinedStreamsEqualThemselvesAlone) {
-  for (const PositionKind positions :
-       {PositionKind::kLearned, PositionKind::kSinusoidal, PositionKind::kRotary}) {
+  for (const PositionKind positions : {PositionKind::kLearned, PositionKind::kSinusoidal,
+                                       PositionKind::kRotary, PositionKind::kAxial}) {
     SCOPED_TRACE(to_string(positions));
     LanguageModel model = tiny_model(/*causal=*/true, positions);
     const std::vector<int64_t> lengths = {5, 1, 17, 9};

@@ -46,6 +46,11 @@ std::vector<ModelConfig> all_configs(bool causal) {
   all[4].attention_bias = true;
   all[5].attention.feature_map = favor::FeatureMapKind::kElu1;
   all[5].attention.use_projection = false;
+  all.push_back(small_config());
+  all[6].positions = PositionKind::kAxial;
+  all[6].axial_rows = 10;
+  all[6].axial_columns = 4;
+  all[6].axial_channels = 3;
   for (ModelConfig& config : all) config.causal = causal;
   return all;
 }

@@ -48,6 +48,11 @@ std::vector<ModelConfig> all_configs(bool causal) {
   all[7].attention.local_heads = 1;
   all[7].attention.local_window = 5;
   all[7].positions = PositionKind::kRotary;
+  all.push_back(small_config());
+  all.back().positions = PositionKind::kAxial;
+  all.back().axial_rows = 8;
+  all.back().axial_columns = 3;
+  all.back().axial_channels = 3;
   for (const AttentionMethod method : attention_methods()) {
     if (causal && !has_causal_form(method)) continue;
     // Its rows do not sum to 1, and it has parameters of its own.

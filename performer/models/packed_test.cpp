@@ -37,6 +37,11 @@ std::vector<ModelConfig> all_configs(bool causal) {
   all[4].attention.method = AttentionMethod::kExact;
   all[5].attention.method = AttentionMethod::kExact;
   all[5].positions = PositionKind::kRotary;
+  all.push_back(small_config());
+  all.back().positions = PositionKind::kAxial;
+  all.back().axial_rows = 12;
+  all.back().axial_columns = 2;
+  all.back().axial_channels = 3;
   for (const AttentionMethod method : attention_methods()) {
     if (causal && !has_causal_form(method)) continue;
     all.push_back(small_config());

@@ -41,6 +41,11 @@ TokenStep::TokenStep(torch::nn::Module& model, const ModelConfig& config) : conf
   }
   tokens_ = take("embed.tokens.weight");
   positions_ = take("embed.positions");
+  if (config.positions == PositionKind::kAxial) {
+    for (const char* axis : {"rows", "columns", "channels"}) {
+      axes_.push_back(take(std::string("embed.position_") + axis));
+    }
+  }
   for (int64_t i = 0; i < config.num_layers; ++i) {
     const std::string prefix = "layers." + std::to_string(i) + ".";
     const auto part = [&](const char* name) { return take(prefix + name); };
@@ -75,7 +80,7 @@ TokenStep::TokenStep(torch::nn::Module& model, const ModelConfig& config) : conf
 }
 
 bool TokenStep::knows_positions(int64_t last) const {
-  return config_.positions != PositionKind::kLearned || last < config_.max_length;
+  return last < config_.max_positions();
 }
 
 bool TokenStep::serves(const Tensor& tokens, const DecoderState& state) const {
@@ -104,6 +109,12 @@ void TokenStep::embed(const int64_t* tokens, const std::vector<int64_t>& positio
     if (config_.positions == PositionKind::kLearned) {
       const float* row = data(positions_) + positions[b] * dim;
       for (int64_t i = 0; i < dim; ++i) x[i] += row[i];
+    } else if (config_.positions == PositionKind::kAxial) {
+      const int64_t pixel = positions[b] / config_.axial_channels;
+      const float* row = data(axes_[0]) + pixel / config_.axial_columns * dim;
+      const float* column = data(axes_[1]) + pixel % config_.axial_columns * dim;
+      const float* channel = data(axes_[2]) + positions[b] % config_.axial_channels * dim;
+      for (int64_t i = 0; i < dim; ++i) x[i] += row[i] + column[i] + channel[i];
     } else if (config_.positions == PositionKind::kSinusoidal) {
       for (int64_t i = 0; i < half; ++i) {
         const double angle = static_cast<double>(positions[b]) * frequencies_[i];

@@ -46,6 +46,7 @@ class TokenStep {
   const ModelConfig& config_;
   std::vector<MultiHeadAttentionImpl*> attention_;
   std::vector<Layer> layers_;
+  std::vector<torch::Tensor> axes_;  ///< tables of axial positions: rows, columns, channels
   torch::Tensor tokens_, positions_, norm_weight_, norm_bias_, output_weight_, output_bias_;
   std::vector<torch::Tensor> all_;    ///< every parameter
   bool is_known_ = false;             ///< whether the model is made of these parts alone

@@ -39,6 +39,12 @@ std::vector<std::pair<std::string, ModelConfig>> all_configs() {
   add("plain", [](ModelConfig&) {});
   add("rotary", [](ModelConfig& c) { c.positions = PositionKind::kRotary; });
   add("sinusoidal", [](ModelConfig& c) { c.positions = PositionKind::kSinusoidal; });
+  add("axial", [](ModelConfig& c) {
+    c.positions = PositionKind::kAxial;
+    c.axial_rows = 8;
+    c.axial_columns = 3;
+    c.axial_channels = 3;
+  });
   add("glu", [](ModelConfig& c) { c.ff_glu = true; });
   add("tied", [](ModelConfig& c) { c.tie_embeddings = true; });
   add("biases", [](ModelConfig& c) { c.attention_bias = true; });
@@ -126,11 +132,12 @@ TEST(TokenStep, ServesAndIsToldApart) {
 
 TEST(TokenStep, RowsAtPositionsOfTheirOwn) {
   torch::manual_seed(3);
-  for (const PositionKind positions :
-       {PositionKind::kLearned, PositionKind::kSinusoidal, PositionKind::kRotary}) {
+  for (const PositionKind positions : {PositionKind::kLearned, PositionKind::kSinusoidal,
+                                       PositionKind::kRotary, PositionKind::kAxial}) {
     SCOPED_TRACE(to_string(positions));
     ModelConfig config = base_config();
     config.positions = positions;
+    config.axial_columns = 4;
     LanguageModel model(config);
     stir(model);
     model->eval();

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "favor/check.h"
@@ -145,7 +146,8 @@ struct EmbeddingImpl::Parts {
   PositionKind kind = PositionKind::kLearned;
   int64_t vocab_size = 0, max_length = 0, dim = 0;
   torch::nn::Embedding tokens{nullptr};
-  Tensor positions;  // the learned table
+  Tensor positions;          // the learned table
+  std::vector<Tensor> axes;  // the axial tables: of rows, columns, channels
 
   // Vectors of the ids alone.
   Tensor look_up(const Tensor& ids, int64_t end) {
@@ -155,6 +157,9 @@ struct EmbeddingImpl::Parts {
                 "model: tokens reach position ", end,
                 ", expected at most max_length = ", max_length,
                 " (learned positions; sinusoidal and rotary have no limit)");
+    FAVOR_CHECK(kind != PositionKind::kAxial || end <= num_axial(), "model: tokens reach position ",
+                end, ", expected at most ", num_axial(), " (axial positions of ", axes[0].size(0),
+                " rows, ", axes[1].size(0), " columns and ", axes[2].size(0), " channels)");
     if (ids.numel() > 0) {
       const auto [low, high] = torch::aminmax(ids);
       const int64_t smallest = low.item<int64_t>(), largest = high.item<int64_t>();
@@ -164,8 +169,20 @@ struct EmbeddingImpl::Parts {
     return tokens->forward(ids);
   }
 
+  int64_t num_axial() const { return axes[0].size(0) * axes[1].size(0) * axes[2].size(0); }
+
+  // What is added at axial positions [L].
+  Tensor axial(const Tensor& at) const {
+    const int64_t columns = axes[1].size(0), channels = axes[2].size(0);
+    const Tensor pixel = at.div(channels, "floor");
+    return axes[0].index_select(0, pixel.div(columns, "floor")) +
+           axes[1].index_select(0, pixel.remainder(columns)) +
+           axes[2].index_select(0, at.remainder(channels));
+  }
+
   // What is added to the vectors at positions [begin, end); undefined for rotary.
   Tensor table(int64_t begin, int64_t end) const {
+    if (kind == PositionKind::kAxial) return axial(torch::arange(begin, end));
     if (kind == PositionKind::kLearned) return positions.slice(0, begin, end);
     if (kind == PositionKind::kRotary) return {};
     return sinusoids(begin, end - begin, dim).to(tokens->weight.dtype());
@@ -181,6 +198,22 @@ EmbeddingImpl::EmbeddingImpl(const ModelConfig& config) : parts_(std::make_uniqu
   if (config.positions == PositionKind::kLearned) {
     parts_->positions =
         register_parameter("positions", sinusoids(0, config.max_length, config.dim));
+  }
+  if (config.positions != PositionKind::kAxial) return;
+  const std::pair<const char*, int64_t> axes[] = {{"position_rows", config.axial_rows},
+                                                  {"position_columns", config.axial_columns},
+                                                  {"position_channels", config.axial_channels}};
+  int64_t shares = 0, share = 0;
+  for (const auto& [name, size] : axes) shares += size > 1 ? 1 : 0;
+  for (const auto& [name, size] : axes) {
+    Tensor table = torch::zeros({size, config.dim});
+    // An axis of one place tells nothing and needs no share.
+    if (size > 1) {
+      const int64_t begin = config.dim * share / shares, end = config.dim * (share + 1) / shares;
+      table.slice(1, begin, end).copy_(sinusoids(0, size, end - begin));
+      ++share;
+    }
+    parts_->axes.push_back(register_parameter(name, table));
   }
 }
 
@@ -199,6 +232,7 @@ Tensor EmbeddingImpl::forward(const Tensor& tokens, const Tensor& positions, int
   if (parts_->kind == PositionKind::kSinusoidal && longest > positions.size(0)) {
     return vectors + sinusoids(positions.to(torch::kDouble), parts_->dim).to(vectors.dtype());
   }
+  if (parts_->kind == PositionKind::kAxial) return vectors + parts_->axial(positions);
   const Tensor added = parts_->table(0, longest);
   return added.defined() ? vectors + added.index_select(0, positions) : vectors;
 }
@@ -210,9 +244,14 @@ Tensor EmbeddingImpl::forward_rows(const Tensor& tokens, const std::vector<int64
   const Tensor vectors = parts_->look_up(tokens, largest + 1);
   if (parts.kind == PositionKind::kRotary) return vectors;
   const Tensor at = torch::tensor(positions, torch::kInt64);
-  const Tensor added = parts.kind == PositionKind::kLearned
-                           ? parts.positions.index_select(0, at)
-                           : sinusoids(at.to(torch::kDouble), parts.dim).to(vectors.dtype());
+  Tensor added;
+  if (parts.kind == PositionKind::kLearned) {
+    added = parts.positions.index_select(0, at);
+  } else if (parts.kind == PositionKind::kAxial) {
+    added = parts.axial(at);
+  } else {
+    added = sinusoids(at.to(torch::kDouble), parts.dim).to(vectors.dtype());
+  }
   return vectors + added.unsqueeze(1);
 }
 

@@ -73,14 +73,16 @@ class BlockImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Block);
 
-/// Token vectors plus positions. Parameters: tokens.weight [vocab, dim] drawn from N(0, 1), and
-/// with learned positions `positions` [max_length, dim], which start as the sinusoids.
+/// Token vectors plus positions. Parameters: tokens.weight [vocab, dim] drawn from N(0, 1); with
+/// learned positions `positions` [max_length, dim], which start as the sinusoids; with axial ones
+/// `position_rows`, `position_columns` and `position_channels` [axial size, dim], each of which
+/// starts with sinusoids in a share of the width of its own and zeros elsewhere.
 class EmbeddingImpl : public torch::nn::Module {
  public:
   explicit EmbeddingImpl(const ModelConfig& config);
   ~EmbeddingImpl() override;
   /// tokens [B, L] int64, the first at position `begin` -> [B, L, dim]. Throws favor::Error for ids
-  /// outside the vocabulary and for positions beyond a learned table.
+  /// outside the vocabulary and for positions beyond the tables.
   torch::Tensor forward(const torch::Tensor& tokens, int64_t begin = 0);
   /// Tokens at the positions [L], the largest of which is `longest` - 1.
   torch::Tensor forward(const torch::Tensor& tokens, const torch::Tensor& positions,

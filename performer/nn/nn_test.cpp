@@ -460,5 +460,69 @@ TEST(Embedding, StartsNormalWithSinusoidsAndKnowsItsLimits) {
       1e-6);
 }
 
+TEST(Embedding, AxialPositionsAreTheSumOfRowColumnAndChannel) {
+  ModelConfig config;
+  config.dim = 10;
+  config.num_heads = 2;
+  config.vocab_size = 7;
+  config.positions = PositionKind::kAxial;
+  config.axial_rows = 4;
+  config.axial_columns = 3;
+  config.axial_channels = 5;
+  torch::manual_seed(2);
+  Embedding axial(config);
+  const auto w = axial->named_parameters();
+  ASSERT_EQ(w.size(), 4u);
+  // The start: sinusoids of each axis in a third of the width.
+  EXPECT_TRUE(torch::equal(w["position_rows"].slice(1, 0, 3), sinusoids(0, 4, 3)));
+  EXPECT_TRUE(torch::equal(w["position_columns"].slice(1, 3, 6), sinusoids(0, 3, 3)));
+  EXPECT_TRUE(torch::equal(w["position_channels"].slice(1, 6, 10), sinusoids(0, 5, 4)));
+  EXPECT_EQ(w["position_rows"].slice(1, 3).abs().sum().item<double>(), 0);
+  {
+    const torch::NoGradGuard no_grad;
+    for (Tensor& table : axial->parameters()) table.normal_();
+  }
+  const Tensor tokens = torch::randint(0, 7, {2, 60}, torch::kLong);
+  const auto value = [&](const char* name, int64_t row, int64_t i) {
+    return w[name][row][i].item<double>();
+  };
+  const Tensor vectors = axial->forward(tokens);
+  for (int64_t p = 0; p < 60; ++p) {
+    for (int64_t i = 0; i < 10; ++i) {
+      const double expected = value("tokens.weight", tokens[1][p].item<int64_t>(), i) +
+                              value("position_rows", p / 15, i) +
+                              value("position_columns", p / 5 % 3, i) +
+                              value("position_channels", p % 5, i);
+      ASSERT_NEAR(vectors[1][p][i].item<double>(), expected, 1e-5) << p;
+    }
+  }
+  // The other ways to ask for the same.
+  EXPECT_TRUE(torch::equal(axial->forward(tokens.slice(1, 17, 40), 17), vectors.slice(1, 17, 40)));
+  const Tensor at = torch::tensor({59, 3, 15, 16}, torch::kLong);
+  EXPECT_TRUE(torch::equal(axial->forward(tokens.index_select(1, at), at, 60),
+                           vectors.index_select(1, at)));
+  const Tensor rows = axial->forward_rows(tokens.slice(1, 7, 8), {58, 7});
+  EXPECT_LT(distance(rows[1][0], vectors[1][7]), 1e-6);
+  EXPECT_EQ(error_of([&] {
+              axial->forward(torch::zeros({1, 61}, torch::kLong));
+            }),
+            "model: tokens reach position 61, expected at most 60 (axial positions of 4 rows, 3 "
+            "columns and 5 channels)");
+}
+
+TEST(Embedding, AnAxisOfOnePlaceLeavesItsWidthToTheOthers) {
+  ModelConfig config;
+  config.dim = 8;
+  config.positions = PositionKind::kAxial;
+  config.axial_rows = 5;
+  config.axial_columns = 6;
+  Embedding axial(config);
+  const auto w = axial->named_parameters();
+  EXPECT_TRUE(torch::equal(w["position_rows"].slice(1, 0, 4), sinusoids(0, 5, 4)));
+  EXPECT_TRUE(torch::equal(w["position_columns"].slice(1, 4, 8), sinusoids(0, 6, 4)));
+  EXPECT_EQ(w["position_channels"].abs().sum().item<double>(), 0);
+  EXPECT_EQ(w["position_channels"].size(0), 1);
+}
+
 }  // namespace
 }  // namespace performer

@@ -70,6 +70,8 @@ void TrainConfig::check() const {
   FAVOR_CHECK(model.positions != PositionKind::kLearned || data.length <= model.max_length,
               "length is ", data.length, ", expected at most max_length = ", model.max_length,
               " (rows of the learned position table)");
+  FAVOR_CHECK(data.length <= model.max_positions(), "length is ", data.length,
+              ", expected at most ", model.max_positions_text());
   FAVOR_CHECK(data.batch_tokens >= data.length, "batch_tokens is ", data.batch_tokens,
               ", expected at least length = ", data.length);
   FAVOR_CHECK(data.mask_fraction > 0 && data.mask_fraction <= 1, "mask_fraction is ",

@@ -49,8 +49,11 @@ struct DataConfig {
   int64_t test_examples = 1000;  ///< of valid and of test
   int64_t num_symbols = 64;      ///< probes: letters of the alphabet
   int64_t num_pairs = 8;         ///< recall: keys with a value
-  int64_t image_size = 32;       ///< pathfinder: pixels of an edge
   int64_t contour_length = 14;   ///< pathfinder: paddles of a path
+  // Of pictures.
+  int64_t image_size = 32;  ///< pixels of an edge
+  int64_t channels = 1;     ///< values of a pixel: 1 grey, 3 red, green, blue
+  bool tile = false;        ///< cuts larger pictures into tiles of image_size x image_size
 };
 
 /// AdamW and its learning rate.

@@ -33,7 +33,7 @@ struct Words<ActivationPolicy> {
 };
 template <>
 struct Words<PositionKind> {
-  static constexpr const char* kList = "learned|sinusoidal|rotary";
+  static constexpr const char* kList = "learned|sinusoidal|rotary|axial";
   static PositionKind read(std::string_view word) { return position_kind_from_string(word); }
 };
 template <>
@@ -275,9 +275,14 @@ std::vector<Field> make_fields() {
   list.add("num_symbols", kFixed, PERFORMER_FIELD(data.num_symbols),
            "copy, induction, recall: size of the alphabet");
   list.add("num_pairs", kFixed, PERFORMER_FIELD(data.num_pairs), "recall: keys with a value");
-  list.add("image_size", kFixed, PERFORMER_FIELD(data.image_size), "pathfinder: pixels of an edge");
   list.add("contour_length", kFixed, PERFORMER_FIELD(data.contour_length),
            "pathfinder: paddles of a path");
+  list.add("image_size", kFixed, PERFORMER_FIELD(data.image_size),
+           "pathfinder, pixels, picture-classes: pixels of an edge");
+  list.add("channels", kFixed, PERFORMER_FIELD(data.channels),
+           "pixels, picture-classes: 1 grey, 3 red, green and blue");
+  list.add("tile", kFixed, PERFORMER_FIELD(data.tile),
+           "pixels: cut larger pictures of a folder into tiles of this size");
 
   list.group("Model");
   list.add("causal", kModel, PERFORMER_FIELD(model.causal),
@@ -292,6 +297,12 @@ std::vector<Field> make_fields() {
   list.add("max_length", kModel, PERFORMER_FIELD(model.max_length),
            "rows of the learned position table; longest row of attention linformer");
   list.add("positions", kModel, PERFORMER_FIELD(model.positions), "position encoding");
+  list.add("axial_rows", kModel, PERFORMER_FIELD(model.axial_rows),
+           "positions axial: rows of a picture; tasks of pictures set the three", kOptional);
+  list.add("axial_columns", kModel, PERFORMER_FIELD(model.axial_columns),
+           "positions axial: columns of a picture", kOptional);
+  list.add("axial_channels", kModel, PERFORMER_FIELD(model.axial_channels),
+           "positions axial: values of a pixel", kOptional);
   list.add("tie_embeddings", kModel, PERFORMER_FIELD(model.tie_embeddings),
            "output layer shares the embedding");
   list.add("attention_bias", kModel, PERFORMER_FIELD(model.attention_bias),

@@ -152,6 +152,12 @@ TEST(TrainConfig, ChecksNameTheFieldWithBothValues) {
   EXPECT_NE(error_of([&] { config.check(); }).find("max_length = 1024"), std::string::npos);
   config.model.positions = PositionKind::kRotary;
   EXPECT_NO_THROW(config.check());
+  config.model.positions = PositionKind::kAxial;
+  EXPECT_EQ(error_of([&] { config.check(); }),
+            "length is 2000, expected at most 1024 (axial positions of 32 rows, 32 columns and 1 "
+            "channels)");
+  config.model.axial_rows = 63;
+  EXPECT_NO_THROW(config.check());
 }
 
 TEST(ModelConfigFile, ReadsBackAndRefusesWhatItDoesNotKnow) {

@@ -17,7 +17,8 @@ namespace {
 
 TEST(DryRun, CountsTheParametersOfTheModel) {
   for (const bool flag : {false, true}) {
-    for (const PositionKind positions : {PositionKind::kLearned, PositionKind::kRotary}) {
+    for (const PositionKind positions :
+         {PositionKind::kLearned, PositionKind::kRotary, PositionKind::kAxial}) {
       ModelConfig config;
       config.dim = 24;
       config.num_layers = 3;

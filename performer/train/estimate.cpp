@@ -13,6 +13,9 @@ ParameterCount count_parameters(const ModelConfig& config) {
   ParameterCount count;
   count.embedding = config.vocab_size * dim;
   if (config.positions == PositionKind::kLearned) count.embedding += config.max_length * dim;
+  if (config.positions == PositionKind::kAxial) {
+    count.embedding += (config.axial_rows + config.axial_columns + config.axial_channels) * dim;
+  }
   count.attention =
       config.num_layers * (norm + 4 * dim * dim + (config.attention_bias ? 4 * dim : 0));
   if (config.attention.method == AttentionMethod::kLinformer) {

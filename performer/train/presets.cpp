@@ -62,6 +62,30 @@ void set_text_demo(TrainConfig& c) {
   set_demo(c);
 }
 
+// Fashion-MNIST within minutes: clothes one can tell.
+void set_pixels_demo(TrainConfig& c) {
+  set_task(c, "pixels");
+  set_demo(c);
+  c.model.positions = PositionKind::kAxial;
+  c.data.batch_tokens = 8 * 784;
+  c.run.max_minutes = 10;
+}
+
+// The paper's model of ImageNet64: rows of 12,288 values.
+void set_pixels_imagenet64(TrainConfig& c) {
+  set_task(c, "pixels");
+  set_small(c);
+  c.model.positions = PositionKind::kAxial;
+  c.data.image_size = 64;
+  c.data.channels = 3;
+  c.model.axial_rows = c.model.axial_columns = 64;
+  c.model.axial_channels = 3;
+  c.data.length = 64 * 64 * 3;
+  c.data.batch_tokens = c.data.length;
+  c.model.max_length = c.data.length;
+  c.optimizer.accumulate = 16;
+}
+
 // The Long Range Arena's models and schedules; features are 256 where its Performers had 2.
 void set_arena(TrainConfig& c, const char* task, int64_t length, int64_t layers, int64_t heads,
                int64_t dim, int64_t ff_dim) {
@@ -128,6 +152,10 @@ const std::vector<Preset>& presets() {
       {"protein-36", "the paper's protein model: 36 layers, 8 heads, 512 wide", set_36},
       {"text-demo", "small causal model of text: a result within minutes on two cores",
        set_text_demo},
+      {"pixels-demo", "small model of 28 x 28 grey pixels: a result within minutes",
+       set_pixels_demo},
+      {"pixels-imagenet64", "6 layers, 512 wide, of 64 x 64 pixels in colour",
+       set_pixels_imagenet64},
       {"lra-listops", "Long Range Arena's ListOps with 256 features", set_lra_listops},
       {"lra-text", "its byte-level documents, rows of 4,000", set_lra_text},
       {"lra-retrieval", "its pairs of documents, rows of 4,000", set_lra_retrieval},

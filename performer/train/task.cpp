@@ -21,7 +21,9 @@ class ExampleData : public TaskData {
 
   std::shared_ptr<const Vocabulary> vocabulary() const override { return task_.vocabulary; }
   int64_t num_classes() const override { return task_.num_classes; }
-  int64_t start_token() const override { return task_.vocabulary->eos(); }
+  int64_t start_token() const override {
+    return task_.start_token >= 0 ? task_.start_token : task_.vocabulary->eos();
+  }
 
   std::string summary() const override {
     return message(task_.source, "\ntrain ", size("train"), " examples; valid ", size("valid"),
@@ -73,9 +75,10 @@ class ExampleData : public TaskData {
 }  // namespace
 
 const std::vector<Task>& tasks() {
-  static const std::vector<Task> list = {protein_task(),   text_task(),      copy_task(),
-                                         induction_task(), recall_task(),    listops_task(),
-                                         documents_task(), retrieval_task(), pathfinder_task()};
+  static const std::vector<Task> list = {protein_task(),   text_task(),           copy_task(),
+                                         induction_task(), recall_task(),         listops_task(),
+                                         documents_task(), retrieval_task(),      pathfinder_task(),
+                                         pixels_task(),    picture_classes_task()};
   return list;
 }
 

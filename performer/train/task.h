@@ -87,6 +87,7 @@ struct ExampleTask {
   std::shared_ptr<const Vocabulary> vocabulary;
   std::shared_ptr<const ExampleSet> train, valid, test;
   int64_t num_classes = 0;
+  int64_t start_token = -1;                                   ///< -1: the end token
   std::string source;                                         ///< first line of the summary
   std::function<std::vector<Unit>(const ExampleSet&)> units;  ///< may be empty
 };

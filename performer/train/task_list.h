@@ -16,6 +16,8 @@ Task listops_task();
 Task documents_task();
 Task retrieval_task();
 Task pathfinder_task();
+Task pixels_task();
+Task picture_classes_task();
 
 }  // namespace performer
 

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// Files of numpy for tests of their readers: written here byte by byte, and as numpy and Python
+// write them, of data = [[0, 1, ..., 11], [212, 213, ..., 223]] in uint8.
+#ifndef PERFORMER_DATA_TESTING_NUMPY_H_
+#define PERFORMER_DATA_TESTING_NUMPY_H_
+
+#include <zlib.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace performer {
+
+/// Little-endian bytes.
+inline std::string little(uint64_t value, int count) {
+  std::string bytes;
+  for (int i = 0; i < count; ++i) bytes += static_cast<char>(value >> (8 * i) & 0xff);
+  return bytes;
+}
+
+/// A .npy file.
+inline std::string npy_bytes(const std::string& type, const std::string& shape,
+                             std::string_view numbers, const std::string& fortran = "False") {
+  const std::string head =
+      "{'descr': '" + type + "', 'fortran_order': " + fortran + ", 'shape': " + shape + ", }\n";
+  return "\x93NUMPY" + std::string("\1\0", 2) + little(head.size(), 2) + head +
+         std::string(numbers);
+}
+
+/// A zip file of (name, content).
+inline std::string zip_bytes_of(const std::vector<std::pair<std::string, std::string>>& members,
+                                bool deflated) {
+  std::string bytes, directory;
+  for (const auto& [name, content] : members) {
+    const auto* text = reinterpret_cast<const Bytef*>(content.data());
+    std::string packed = content;
+    if (deflated) {
+      packed.resize(compressBound(content.size()) + 16);
+      z_stream stream{};
+      deflateInit2(&stream, 6, Z_DEFLATED, -15, 8, Z_DEFAULT_STRATEGY);
+      stream.next_in = const_cast<Bytef*>(text);
+      stream.avail_in = static_cast<uInt>(content.size());
+      stream.next_out = reinterpret_cast<Bytef*>(packed.data());
+      stream.avail_out = static_cast<uInt>(packed.size());
+      deflate(&stream, Z_FINISH);
+      packed.resize(stream.total_out);
+      deflateEnd(&stream);
+    }
+    const std::string common = little(0, 2) + little(deflated ? 8 : 0, 2) + little(0, 4) +
+                               little(crc32(0, text, static_cast<uInt>(content.size())), 4) +
+                               little(packed.size(), 4) + little(content.size(), 4) +
+                               little(name.size(), 2) + little(0, 2);
+    directory += "PK\1\2" + little(20, 2) + little(20, 2) + common + little(0, 8) + little(0, 2) +
+                 little(bytes.size(), 4) + name;
+    bytes += "PK\3\4" + little(20, 2) + common + name + packed;
+  }
+  const size_t begin = bytes.size();
+  return bytes + directory + "PK\5\6" + little(0, 4) + little(members.size(), 2) +
+         little(members.size(), 2) + little(directory.size(), 4) + little(begin, 4) + little(0, 2);
+}
+
+/// numpy.savez_compressed(file, data=data, labels=[3, 1]) of numpy 2.4.
+inline const std::string kNumpyCompressed(
+    "PK\x03\x04-\x00\x00\x00\x08\x00\x00\x00!\x00\x66\xac\xfds\xff\xff\xff\xff\xff\xff\xff"
+    "\xff\x08\x00\x14\x00\x64\x61ta.npy\x01\x00\x10\x00\x98\x00\x00\x00\x00\x00\x00\x00\x61"
+    "\x00\x00\x00\x00\x00\x00\x00\x9b\xec\x17\xea\x1b\x10\xc9\xc8P\xc6P\xad\x9e\x92Z\x9c\\"
+    "\xa4n\xa5\xa0^Sj\xa8\xae\xa3\xa0\x9e\x96_TR\x94\x98\x17\x9f_\x94\x92\x0a\x12wK\xcc)N"
+    "\x05\x8a\x17g$\x16\xa4\x02\xf9\x1a\x46:\x0a\x86\x46\x9a:\x0a\xb5\x0a\xe4\x02.\x06\x46"
+    "&f\x16V6v\x0eN.\xee+W\xaf]\xbfq\xf3\xd6\xed;w\xef\xdd\x07\x00PK\x03\x04-\x00\x00\x00"
+    "\x08\x00\x00\x00!\x00\x8c\xde\x33\xe0\xff\xff\xff\xff\xff\xff\xff\xff\x0a\x00\x14\x00"
+    "labels.npy\x01\x00\x10\x00\x90\x00\x00\x00\x00\x00\x00\x00J\x00\x00\x00\x00\x00\x00\x00"
+    "\x9b\xec\x17\xea\x1b\x10\xc9\xc8P\xc6P\xad\x9e\x92Z\x9c\\\xa4n\xa5\xa0n\x93i\xa1\xae"
+    "\xa3\xa0\x9e\x96_TR\x94\x98\x17\x9f_\x94\x92\x0a\x12wK\xcc)N\x05\x8a\x17g$\x16\xa4\x02"
+    "\xf9\x1a\x46:\x9a:\x0a\xb5\x0a\x14\x00.f\x06\x08`\x84\xd2\x00PK\x01\x02-\x03-\x00\x00"
+    "\x00\x08\x00\x00\x00!\x00\x66\xac\xfdsa\x00\x00\x00\x98\x00\x00\x00\x08\x00\x00\x00\x00"
+    "\x00\x00\x00\x00\x00\x00\x00\x80\x01\x00\x00\x00\x00\x64\x61ta.npyPK\x01\x02-\x03-\x00"
+    "\x00\x00\x08\x00\x00\x00!\x00\x8c\xde\x33\xe0J\x00\x00\x00\x90\x00\x00\x00\x0a\x00\x00"
+    "\x00\x00\x00\x00\x00\x00\x00\x00\x00\x80\x01\x9b\x00\x00\x00labels.npyPK\x05\x06\x00"
+    "\x00\x00\x00\x02\x00\x02\x00n\x00\x00\x00!\x01\x00\x00\x00\x00",
+    421);
+
+/// pickle.dumps({"data": data, "labels": [3, 1]}, protocol=2) of Python 3.
+inline const std::string kNumpyPickle2(
+    "\x80\x02}q\x00(X\x04\x00\x00\x00\x64\x61taq\x01\x63numpy._core.multiarray\x0a_recons"
+    "truct\x0aq\x02\x63numpy\x0andarray\x0aq\x03K\x00\x85q\x04\x63_codecs\x0a\x65ncode\x0a"
+    "q\x05X\x01\x00\x00\x00\x62q\x06X\x06\x00\x00\x00latin1q\x07\x86q\x08Rq\x09\x87q\x0aR"
+    "q\x0b(K\x01K\x02K\x0c\x86q\x0c\x63numpy\x0a\x64type\x0aq\x0dX\x02\x00\x00\x00u1q\x0e"
+    "\x89\x88\x87q\x0fRq\x10(K\x03X\x01\x00\x00\x00|q\x11NNNJ\xff\xff\xff\xffJ\xff\xff\xff"
+    "\xffK\x00tq\x12\x62\x89h\x05X$\x00\x00\x00\x00\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a"
+    "\x0b\xc3\x94\xc3\x95\xc3\x96\xc3\x97\xc3\x98\xc3\x99\xc3\x9a\xc3\x9b\xc3\x9c\xc3\x9d"
+    "\xc3\x9e\xc3\x9fq\x13h\x07\x86q\x14Rq\x15tq\x16\x62X\x06\x00\x00\x00labelsq\x17]q\x18"
+    "(K\x03K\x01\x65u.",
+    283);
+
+/// The same of protocol 3.
+inline const std::string kNumpyPickle3(
+    "\x80\x03}q\x00(X\x04\x00\x00\x00\x64\x61taq\x01\x63numpy._core.multiarray\x0a_recons"
+    "truct\x0aq\x02\x63numpy\x0andarray\x0aq\x03K\x00\x85q\x04\x43\x01\x62q\x05\x87q\x06R"
+    "q\x07(K\x01K\x02K\x0c\x86q\x08\x63numpy\x0a\x64type\x0aq\x09X\x02\x00\x00\x00u1q\x0a"
+    "\x89\x88\x87q\x0bRq\x0c(K\x03X\x01\x00\x00\x00|q\x0dNNNJ\xff\xff\xff\xffJ\xff\xff\xff"
+    "\xffK\x00tq\x0e\x62\x89\x43\x18\x00\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b\xd4\xd5"
+    "\xd6\xd7\xd8\xd9\xda\xdb\xdc\xdd\xde\xdfq\x0ftq\x10\x62X\x06\x00\x00\x00labelsq\x11]"
+    "q\x12(K\x03K\x01\x65u.",
+    218);
+
+/// The same of protocol 4.
+inline const std::string kNumpyPickle4(
+    "\x80\x04\x95\xbf\x00\x00\x00\x00\x00\x00\x00}\x94(\x8c\x04\x64\x61ta\x94\x8c\x16nump"
+    "y._core.multiarray\x94\x8c\x0c_reconstruct\x94\x93\x94\x8c\x05numpy\x94\x8c\x07ndarr"
+    "ay\x94\x93\x94K\x00\x85\x94\x43\x01\x62\x94\x87\x94R\x94(K\x01K\x02K\x0c\x86\x94h\x05"
+    "\x8c\x05\x64type\x94\x93\x94\x8c\x02u1\x94\x89\x88\x87\x94R\x94(K\x03\x8c\x01|\x94NN"
+    "NJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00t\x94\x62\x89\x43\x18\x00\x01\x02\x03\x04\x05"
+    "\x06\x07\x08\x09\x0a\x0b\xd4\xd5\xd6\xd7\xd8\xd9\xda\xdb\xdc\xdd\xde\xdf\x94t\x94\x62"
+    "\x8c\x06labels\x94]\x94(K\x03K\x01\x65u.",
+    202);
+
+}  // namespace performer
+
+#endif  // PERFORMER_DATA_TESTING_NUMPY_H_
