@@ -69,6 +69,7 @@ void set_pixels_demo(TrainConfig& c) {
   c.model.positions = PositionKind::kAxial;
   c.data.batch_tokens = 8 * 784;
   c.run.max_minutes = 10;
+  c.run.test_tokens = 256 * 784;  // all 10,000 pictures would take longer than training
 }
 
 // The paper's model of ImageNet64: rows of 12,288 values.
