@@ -84,11 +84,11 @@ TEST_F(InferCli, LearnedPositionsLimitTheLengthInOneLine) {
   train_model();  // a learned table of 64 positions
   const Outcome failed = infer({"embed", "--data", path("long.fasta"), "--out", path("out")});
   EXPECT_EQ(failed.status, 1);
-  EXPECT_EQ(
-      failed.err,
-      "failed: sequence 1 (long): 102 tokens, expected at most 64 (the model's learned "
-      "position table)\nperformer: error: embed: 1 of 2 sequences failed; the others are in " +
-          path("out") + " (--chunk N passes long ones through in windows)\n");
+  EXPECT_EQ(failed.err,
+            "failed: sequence 1 (long): 102 tokens, expected at most 64 (rows of the model's "
+            "learned position table)\nperformer: error: embed: 1 of 2 sequences failed; the others "
+            "are in " +
+                path("out") + " (--chunk N passes long ones through in windows)\n");
   const Table index = read_table(path("out/index.tsv"));
   EXPECT_EQ(index.rows.at(0).fields[4], "");
   EXPECT_EQ(index.rows.at(1).fields[3], "ok");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/train_options.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <limits>
 #include <map>
@@ -149,6 +150,18 @@ std::optional<std::string> resumed_run(const TrainConfig& config) {
   return config.run.out;
 }
 
+// A line each: name, help.
+template <class Items>
+std::string listed(const Items& items) {
+  size_t width = 0;
+  for (const auto& item : items) width = std::max(width, item.name.size());
+  std::string text;
+  for (const auto& item : items) {
+    text += "  " + item.name + std::string(width + 2 - item.name.size(), ' ') + item.help + "\n";
+  }
+  return text;
+}
+
 }  // namespace
 
 TrainArguments resolve_train(const Command& command, const std::vector<std::string>& arguments) {
@@ -190,16 +203,8 @@ TrainArguments resolve_train(const Command& command, const std::vector<std::stri
       for (const Field& field : train_fields()) {
         options.app().get_option(field.option())->default_str(field.text(result.config));
       }
-      result.help = options.help() + "\nTasks:\n";
-      for (const Task& task : tasks()) {
-        result.help +=
-            "  " + task.name + std::string(16 - task.name.size(), ' ') + task.help + "\n";
-      }
-      result.help += "\nPresets:\n";
-      for (const Preset& preset : presets()) {
-        result.help +=
-            "  " + preset.name + std::string(16 - preset.name.size(), ' ') + preset.help + "\n";
-      }
+      result.help =
+          options.help() + "\nTasks:\n" + listed(tasks()) + "\nPresets:\n" + listed(presets());
       return result;
     }
     const auto run = resumed_run(result.config);
