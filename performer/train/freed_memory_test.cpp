@@ -11,15 +11,14 @@
 
 #include "performer/train/metrics.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define PERFORMER_OWN_ALLOCATOR 0
-#else
-#define PERFORMER_OWN_ALLOCATOR 1
-#endif
-
 namespace performer {
 namespace {
 
+#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+constexpr bool kOfGlibc = true;
+#else
+constexpr bool kOfGlibc = false;
+#endif
 constexpr size_t kBlock = 100000, kNumBlocks = 600;
 
 // Two steps whose small blocks stay, each behind a large one that is freed: what glibc keeps of the
@@ -62,15 +61,12 @@ int64_t held_in_a_process(bool trims) {
 }
 
 TEST(FreedMemory, HolesAreGivenBack) {
-#if defined(__GLIBC__) && PERFORMER_OWN_ALLOCATOR
+  if (!kOfGlibc) GTEST_SKIP() << "the allocator is not glibc's";
   const int64_t kept = held_in_a_process(false), trimmed = held_in_a_process(true);
   const auto of_a_step = static_cast<int64_t>(kBlock * kNumBlocks);
   EXPECT_GT(kept, of_a_step + of_a_step / 2);
   EXPECT_GT(trimmed, 0);
   EXPECT_LT(trimmed, of_a_step / 2);
-#else
-  GTEST_SKIP() << "the allocator is not glibc's";
-#endif
 }
 
 }  // namespace
