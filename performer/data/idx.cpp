@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
 #include <stdexcept>
 #include <utility>
 
@@ -13,7 +12,6 @@
 namespace performer {
 namespace {
 
-namespace fs = std::filesystem;
 using favor::message;
 
 // Larger products are no array that could be read.
@@ -37,20 +35,7 @@ std::string hexadecimal(uint32_t value) {
   return text;
 }
 
-// The file itself or the one with .gz behind; empty where there is neither.
-std::string find(const std::string& folder, const char* name) {
-  const std::string plain = (fs::path(folder) / name).string();
-  for (const std::string& path : {plain, plain + ".gz"}) {
-    if (fs::is_regular_file(path)) return path;
-  }
-  return "";
-}
-
-std::string need(const std::string& folder, const char* name) {
-  const std::string path = find(folder, name);
-  if (!path.empty()) return path;
-  throw std::runtime_error(message(folder, ": has no file ", name, " (.gz or not), expected one"));
-}
+constexpr const char* kPacked = ".gz";
 
 struct Side {
   PictureShape shape;
@@ -61,10 +46,10 @@ struct Side {
 
 Side read_side(const std::string& folder, const std::string& name) {
   Side side;
-  side.images = need(folder, (name + "-images-idx3-ubyte").c_str());
+  side.images = need_file(folder, name + "-images-idx3-ubyte", kPacked);
   IdxArray images = read_idx(side.images, 3);
   side.shape = {images.sizes[1], images.sizes[2], 1};
-  side.labels = find(folder, (name + "-labels-idx1-ubyte").c_str());
+  side.labels = find_file(folder, name + "-labels-idx1-ubyte", kPacked);
   std::vector<uint16_t> labels;
   if (!side.labels.empty()) {
     const IdxArray read = read_idx(side.labels, 1);
@@ -117,7 +102,7 @@ IdxArray read_idx(const std::string& path, int64_t num_sizes) {
 }
 
 bool has_idx_pictures(const std::string& folder) {
-  return !find(folder, "train-images-idx3-ubyte").empty();
+  return !find_file(folder, "train-images-idx3-ubyte", kPacked).empty();
 }
 
 PictureSplits read_idx_pictures(const std::string& folder, const SplitOptions& options) {

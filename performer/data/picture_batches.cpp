@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <stdexcept>
 #include <utility>
 
@@ -14,19 +13,11 @@
 namespace performer {
 namespace {
 
-namespace fs = std::filesystem;
 using favor::message;
 
 constexpr int64_t kMostClasses = 65535;
 
-// The file itself or the one with .npz behind; empty where there is neither.
-std::string find(const std::string& folder, const std::string& name) {
-  const std::string plain = (fs::path(folder) / name).string();
-  for (const std::string& path : {plain, plain + ".npz"}) {
-    if (fs::is_regular_file(path)) return path;
-  }
-  return "";
-}
+constexpr const char* kPacked = ".npz";
 
 struct PictureBatch {
   NpyArray data;  // uint8 [N, 3 edge edge]
@@ -155,19 +146,11 @@ class BatchPictures : public Pictures {
 }  // namespace
 
 bool has_picture_batches(const std::string& folder) {
-  return !find(folder, "train_data_batch_1").empty();
+  return !find_file(folder, "train_data_batch_1", kPacked).empty();
 }
 
 PictureSplits read_picture_batches(const std::string& folder, const SplitOptions& options) {
   options.check();
-  const auto need = [&](const std::string& name) {
-    std::string path = find(folder, name);
-    if (path.empty()) {
-      throw std::runtime_error(
-          message(folder, ": has no file ", name, " (.npz or not), expected one"));
-    }
-    return path;
-  };
   std::vector<PictureBatch> batches, test_batch;
   int64_t edge = 0;
   const auto add = [&](const std::string& path, std::vector<PictureBatch>& to) {
@@ -179,12 +162,12 @@ PictureSplits read_picture_batches(const std::string& folder, const SplitOptions
                                        " (as the first batch)"));
     }
   };
-  std::string path = need("train_data_batch_1");
+  std::string path = need_file(folder, "train_data_batch_1", kPacked);
   for (int64_t number = 2; !path.empty(); ++number) {
     add(path, batches);
-    path = find(folder, message("train_data_batch_", number));
+    path = find_file(folder, message("train_data_batch_", number), kPacked);
   }
-  add(need("val_data"), test_batch);
+  add(need_file(folder, "val_data", kPacked), test_batch);
   const size_t num_batches = batches.size();
   const auto train = std::make_shared<BatchPictures>(std::move(batches));
   const auto test = std::make_shared<BatchPictures>(std::move(test_batch));

@@ -2,6 +2,8 @@
 #include "performer/data/pictures.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <stdexcept>
 #include <utility>
 
 #include "favor/check.h"
@@ -9,6 +11,7 @@
 namespace performer {
 namespace {
 
+namespace fs = std::filesystem;
 using favor::message;
 
 class ChosenPictures : public Pictures {
@@ -132,6 +135,23 @@ int64_t StoredPictures::label(int64_t i) const {
 
 int64_t StoredPictures::fingerprint() const {
   return static_cast<int64_t>(sequence_hash(values_, static_cast<uint64_t>(size())) >> 1);
+}
+
+std::string find_file(const std::string& folder, const std::string& name,
+                      const std::string& suffix) {
+  const std::string plain = (fs::path(folder) / name).string();
+  for (const std::string& path : {plain, plain + suffix}) {
+    if (fs::is_regular_file(path)) return path;
+  }
+  return "";
+}
+
+std::string need_file(const std::string& folder, const std::string& name,
+                      const std::string& suffix) {
+  const std::string path = find_file(folder, name, suffix);
+  if (!path.empty()) return path;
+  throw std::runtime_error(
+      message(folder, ": has no file ", name, " (", suffix, " or not), expected one"));
 }
 
 std::shared_ptr<const Pictures> choose(std::shared_ptr<const Pictures> pictures,

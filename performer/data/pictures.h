@@ -71,6 +71,14 @@ struct PictureSplits {
   std::string source;       ///< what was read, in words
 };
 
+/// The file `name` in `folder`, or the one with `suffix` (".gz") behind; empty where there is
+/// neither.
+std::string find_file(const std::string& folder, const std::string& name,
+                      const std::string& suffix);
+/// The same; throws std::runtime_error where there is neither.
+std::string need_file(const std::string& folder, const std::string& name,
+                      const std::string& suffix);
+
 /// Holds the share `fraction` of `pictures` out of train, for valid, where hash(i) of a picture
 /// says so.
 template <class Hash>

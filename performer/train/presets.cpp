@@ -76,12 +76,9 @@ void set_pixels_demo(TrainConfig& c) {
 void set_pixels_imagenet64(TrainConfig& c) {
   set_task(c, "pixels");
   set_small(c);
-  c.model.positions = PositionKind::kAxial;
   c.data.image_size = 64;
   c.data.channels = 3;
-  c.model.axial_rows = c.model.axial_columns = 64;
-  c.model.axial_channels = 3;
-  c.data.length = 64 * 64 * 3;
+  find_task(c.data.task).settle(c);
   c.data.batch_tokens = c.data.length;
   c.model.max_length = c.data.length;
   c.optimizer.accumulate = 16;

@@ -74,6 +74,10 @@ class ExampleData : public TaskData {
 
 }  // namespace
 
+int64_t begin_token(const TrainConfig& config, const Vocabulary& vocabulary) {
+  return config.model.pooling == PoolingKind::kCls ? vocabulary.bos() : -1;
+}
+
 const std::vector<Task>& tasks() {
   static const std::vector<Task> list = {protein_task(),   text_task(),           copy_task(),
                                          induction_task(), recall_task(),         listops_task(),

@@ -22,11 +22,6 @@ void set_classifier(TrainConfig& config) {
   config.optimizer.weight_decay = 0.1;
 }
 
-// The token that a classifier with CLS pooling reads.
-int64_t begin_token(const TrainConfig& config, const Vocabulary& vocabulary) {
-  return config.model.pooling == PoolingKind::kCls ? vocabulary.bos() : -1;
-}
-
 void check_rows(const TrainConfig& config) {
   FAVOR_CHECK(config.data.windowing != Windowing::kPacked,
               "windowing is packed, expected crop or "

@@ -148,7 +148,7 @@ Task picture_classes_task() {
     ExampleTask rows = example_task(splits, std::move(known));
     rows.num_classes = splits.num_classes;
     rows.source += message("; ", splits.num_classes, " classes");
-    const int64_t begin = config.model.pooling == PoolingKind::kCls ? byte_vocabulary()->bos() : -1;
+    const int64_t begin = begin_token(config, *byte_vocabulary());
     const auto side = [&](std::shared_ptr<const Pictures> pictures) {
       return picture_rows(std::move(pictures), splits.shape, config.data.image_size, begin);
     };
