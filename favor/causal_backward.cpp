@@ -76,7 +76,9 @@ class CausalBackward {
   void place_slab(ScratchLayout& layout) {
     call_.is_cut = true;
     place(layout);
-    call_.gradients.place(layout, head_, call_.plan.group());
+    for (SlabGradients& gradients : kept_) {
+      gradients.place(layout, head_, call_.plan.group());
+    }
   }
 
   /// A stretch of tokens; the last one comes first.
@@ -84,6 +86,7 @@ class CausalBackward {
     if (round == 0) {
       start();
     }
+    call_.gradients = kept_[round % kKeptRounds];
     const int64_t begin = round_begin(round);
     walk_stretch(find_chunks(begin, std::min(begin + kRound, item_.segment.num_queries())));
     if (begin == 0 && borders_.dinitial != nullptr && has_initial_) {
@@ -105,7 +108,7 @@ class CausalBackward {
                            float factor, const OutputElements& to, int64_t stride) {
       Panels parts[kMaxSlabs];
       std::transform(slabs.begin(), slabs.end(), parts,
-                     [&](const auto& slab) { return slab.call_.gradients.*gradient; });
+                     [&](const auto& slab) { return slab.kept_[round % kKeptRounds].*gradient; });
       write_gradients(std::span(parts, slabs.size()), row, std::min(kMergedRows, end - t), cols,
                       factor, to, stride);
     };
@@ -320,6 +323,7 @@ class CausalBackward {
   const SliceBorders& borders_;
   BackwardCall call_;
   std::vector<HeldChunk> held_;
+  SlabGradients kept_[kKeptRounds];  ///< of slabs; call_ has that of the round that is walked
   const float* normalizer_;
   const uint8_t* chunk_starts_;
   const float* states_ = nullptr;

@@ -74,7 +74,9 @@ class CausalForward {
   void place_slab(ScratchLayout& layout) {
     is_cut_ = true;
     place(layout);
-    outputs_.place(layout, head_, plan_.group());
+    for (SlabOutputs& outputs : kept_) {
+      outputs.place(layout, head_, plan_.group());
+    }
   }
 
   /// What the slab knows of a round's rows, in its own memory.
@@ -84,8 +86,9 @@ class CausalForward {
     }
     const int64_t begin = round * kRound;
     const int64_t end = std::min(begin + kRound, item_.segment.num_queries());
+    outputs_ = kept_[round % kKeptRounds];
     starts_ = outputs_.starts;
-    std::fill_n(outputs_.starts, kRound, uint8_t{0});
+    std::fill_n(starts_, kRound, uint8_t{0});
     walk(begin, end);
   }
 
@@ -96,7 +99,8 @@ class CausalForward {
     const int64_t t = round * kRound + first;
     const int64_t n = std::min(kMergedRows, pass.item_.segment.num_queries() - t);
     const SlabOutputs* parts[kMaxSlabs];
-    std::transform(slabs.begin(), slabs.end(), parts, [](const auto& p) { return &p.outputs_; });
+    std::transform(slabs.begin(), slabs.end(), parts,
+                   [round](const auto& p) { return &p.kept_[round % kKeptRounds]; });
     if (n > 0) {
       write_outputs(pass.plan_, pass.head_, pass.item_, std::span(parts, slabs.size()), t, n,
                     pass.rows_without_keys(t, n), pass.out_, pass.normalizer_, pass.chunk_starts_);
@@ -319,7 +323,8 @@ class CausalForward {
   // The state before it was raised, where several query heads may ask for it again.
   KeyState undo_;
   LongSums undo_rests_;
-  SlabOutputs outputs_;
+  SlabOutputs kept_[kKeptRounds];
+  SlabOutputs outputs_;  ///< of the round that is walked, among those
 };
 
 void run_causal_forward(const Plan<float>& plan, const OutputRows& out, Saved<float>* saved,

@@ -3,8 +3,9 @@
 // tokens with its own part of the state, and what slabs know of a token is summed up. So the order
 // of tokens binds none but the slab itself, and threads share a head whatever its length.
 //
-// Slabs walk a round of tokens at a time, which bounds what they leave for each other. How a call
-// is cut depends on its shape alone, never on threads.
+// Slabs walk a round of tokens at a time, which bounds what they leave for each other. The sums of
+// a round are made while slabs walk the next one, by threads that have no slab left to walk, so
+// what slabs leave is kept twice. How a call is cut depends on its shape alone, never on threads.
 
 // clang-format off
 #if defined(FAVOR_SLABS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -36,6 +37,8 @@ inline constexpr int64_t kShortStream = 128;
 inline constexpr int64_t kSlabFeatures = 64;
 inline constexpr int64_t kMaxSlabs = 2;
 
+/// Rounds whose results a slab keeps: the one it walks, and the one that is summed up.
+inline constexpr int64_t kKeptRounds = 2;
 /// Tokens of a round: few enough that what slabs leave of them stays in the cache, and in the
 /// backward pass those that start from a kept state.
 inline constexpr int64_t kOutputRound = 256;
@@ -270,7 +273,8 @@ inline void write_gradients(std::span<const Panels> slabs, int64_t row, int64_t 
 
 /// Runs a Pass over every slab of every item, in rounds. Passes are made of (plan, slab, item,
 /// arguments); each has kRound tokens a round, num_rounds(), place_slab(layout), run_round(round),
-/// and merge(passes of the item's slabs, round, first token within the round).
+/// and merge(passes of the item's slabs, round, first token within the round), which may run while
+/// the next round does.
 template <class Pass, class... Arguments>
 void run_in_slabs(const Plan<float>& plan, const HeadPlans& heads, int64_t slabs,
                   const Arguments&... arguments) {
@@ -298,21 +302,32 @@ void run_in_slabs(const Plan<float>& plan, const HeadPlans& heads, int64_t slabs
     pass.place_slab(layout);
   }
   constexpr int64_t kBlocks = Pass::kRound / kMergedRows;
-  for (int64_t round = 0; round < rounds; ++round) {
-    parallel_for(plan.num_items() * slabs, [&](int64_t task) {
-      Pass& pass = passes[static_cast<size_t>(task)];
-      if (round < pass.num_rounds()) {
-        pass.run_round(round);
-      }
-    });
-    parallel_for(plan.num_items() * kBlocks, [&](int64_t task) {
-      const auto first = static_cast<size_t>(task / kBlocks * slabs);
-      const std::span<const Pass> own(&passes[first], static_cast<size_t>(slabs));
-      if (round < own[0].num_rounds()) {
-        Pass::merge(own, round, task % kBlocks * kMergedRows);
+  const int64_t num_passes = plan.num_items() * slabs;
+  const int64_t num_merges = plan.num_items() * kBlocks;
+  const auto run = [&](int64_t index, int64_t round) {
+    Pass& pass = passes[static_cast<size_t>(index)];
+    if (round < pass.num_rounds()) {
+      pass.run_round(round);
+    }
+  };
+  const auto merge = [&](int64_t index, int64_t round) {
+    const auto first = static_cast<size_t>(index / kBlocks * slabs);
+    const std::span<const Pass> own(&passes[first], static_cast<size_t>(slabs));
+    if (round < own[0].num_rounds()) {
+      Pass::merge(own, round, index % kBlocks * kMergedRows);
+    }
+  };
+  parallel_for(num_passes, [&](int64_t task) { run(task, 0); });
+  for (int64_t round = 1; round < rounds; ++round) {
+    parallel_for(num_passes + num_merges, [&](int64_t task) {
+      if (task < num_passes) {
+        run(task, round);
+      } else {
+        merge(task - num_passes, round - 1);
       }
     });
   }
+  parallel_for(num_merges, [&](int64_t task) { merge(task, rounds - 1); });
 }
 
 }  // namespace HWY_NAMESPACE
