@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <numbers>
 #include <string>
 #include <vector>
 
@@ -50,7 +51,7 @@ struct Judge {
   Results<double> terms;  ///< see run_reference
   ErrorSize out, dq, dk, dv;
   ElementType element = ElementType::kFloat32;
-  bool compare_gradients = true;
+  bool compare_gradients = true, renormalize = true, large_norm = false;
   double chunk_rounding = 0, cancelled = 0;
   // Results of 16 bits are rounded once more. The naive results are rounded too, but on a small
   // problem they may be luckier than half a spacing.
@@ -64,6 +65,8 @@ struct Judge {
         // multiply logits by sqrt(1 - 4A), which is large when the norm is.
         compare_gradients(passes == Passes::kBoth &&
                           p.spec.norm <= (is_fitted(p.spec.feature_map) ? 4 : 8)),
+        renormalize(p.spec.renormalize),
+        large_norm(p.spec.norm >= 4),
         storage_rounding(rounding_unit(p.spec.element)) {
     if (!compare_gradients) passes = Passes::kForward;
     // A chunk's stabilisers know its later keys, so exponents reach down to -126 in base 2, where
@@ -115,6 +118,9 @@ struct Judge {
            std::sqrt(D * c.scale.value_or(softmax_scale));
   }
 
+  /// What 2^x and 2^(x - y) may err by, relatively, where x is a float of this size.
+  static double rounding_of_exponent(double size) { return 2 * 0x1p-24 * std::numbers::ln2 * size; }
+
   /// Empty if the results pass, else what is wrong with them.
   std::string verdict(const Results<float>& r) const {
     std::string wrong;
@@ -129,11 +135,22 @@ struct Judge {
       }
     };
     const double rounding = storage_rounding + transform_rounding + cancelled;
-    check("out", r.out, out, truth.out, terms.out_terms, chunk_rounding + rounding);
+    // Weights of the backward pass are exponentials of differences from a row's logarithm: that and
+    // the difference are rounded to half a spacing. Naive code divides, or has a row's one large
+    // weight right whatever its logarithm. Logarithms are large where norms are. Sums that are not
+    // divided are such exponentials too.
+    const double of_log_sums = large_norm ? rounding_of_exponent(r.largest_log_sum) : 0;
+    double of_sums = 0;
+    for (const double sum : truth.out) {
+      if (!renormalize && std::abs(sum) > 1) {
+        of_sums = std::max(of_sums, rounding_of_exponent(std::log2(std::abs(sum))));
+      }
+    }
+    check("out", r.out, out, truth.out, terms.out_terms, chunk_rounding + rounding + of_sums);
     if (compare_gradients) {
-      check("dq", r.dq, dq, truth.dq, terms.dq, rounding);
-      check("dk", r.dk, dk, truth.dk, terms.dk, rounding);
-      check("dv", r.dv, dv, truth.dv, terms.dv, rounding);
+      check("dq", r.dq, dq, truth.dq, terms.dq, rounding + of_log_sums);
+      check("dk", r.dk, dk, truth.dk, terms.dk, rounding + of_log_sums);
+      check("dv", r.dv, dv, truth.dv, terms.dv, rounding + of_log_sums);
     } else if (!all_finite(saturated(element, r.dq)) || !all_finite(saturated(element, r.dk)) ||
                !all_finite(saturated(element, r.dv))) {
       wrong += "a gradient is not finite; ";

@@ -26,6 +26,8 @@ template <class T>
 struct Results {
   std::vector<T> out, dq, dk, dv;
   std::vector<T> out_terms;  ///< with kTerms: the output for |v|
+  double largest_log_sum =
+      0;  ///< of a kernel: the largest number among those saved of rows, base 2
   bool guards_intact = true;
 };
 
@@ -165,6 +167,11 @@ Results<float> run_kernel_on(const Problem& p, Passes passes) {
     r.dq = dq.get();
     r.dk = dk.get();
     r.dv = dv.get();
+  }
+  for (const float log_sum : normalizer.get()) {
+    if (std::isfinite(log_sum)) {
+      r.largest_log_sum = std::max(r.largest_log_sum, std::abs(static_cast<double>(log_sum)));
+    }
   }
   for (const Buffer<T>* buffer : {&q, &k, &v, &dout, &out, &dq, &dk, &dv}) {
     r.guards_intact = r.guards_intact && buffer->guards_intact();
