@@ -112,6 +112,9 @@ TEST(Zip, DamageIsRefusedWithItsPlace) {
   EXPECT_TRUE(torn.find("damaged") != std::string::npos ||
               torn.find("checksum") != std::string::npos)
       << torn;
+  std::string stored = zip_bytes_of({{"one", "abc"}}, false);
+  stored[33] = 'x';
+  EXPECT_EQ(error(stored), "byte 33: one has the checksum 651417917, expected 891568578");
   const size_t directory = good.find("PK\x01\x02");
   bad = good;
   bad[directory + 16] ^= 1;

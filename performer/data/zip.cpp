@@ -142,12 +142,16 @@ std::shared_ptr<const std::string> inflated(const Bytes& bytes, int64_t at,
                message(member.name, " gives ", written,
                        " bytes and is damaged or of another size, ", "expected ", member.bytes));
   }
-  uLong sum = crc32_z(0, nullptr, 0);
-  sum = crc32_z(sum, reinterpret_cast<const Bytef*>(out->data()), out->size());
+  return out;
+}
+
+ZipBytes checked(const Bytes& bytes, int64_t at, const ZipMember& member, ZipBytes contents) {
+  const uLong start = crc32_z(0, nullptr, 0);
+  const uLong sum = crc32_z(start, contents.bytes.data(), contents.bytes.size());
   if (sum != member.checksum) {
     bytes.fail(at, message(member.name, " has the checksum ", sum, ", expected ", member.checksum));
   }
-  return out;
+  return contents;
 }
 
 }  // namespace
@@ -195,7 +199,7 @@ ZipBytes zip_bytes(const std::shared_ptr<const MappedFile>& file, const ZipMembe
       bytes.fail(begin, message(member.name, " is stored in ", member.packed_bytes,
                                 " bytes, expected ", member.bytes));
     }
-    return {packed, file};
+    return checked(bytes, begin, member, {packed, file});
   }
   if (member.method != 8) {
     bytes.fail(member.header + 8, message(member.name, " is packed by method ", member.method,
@@ -208,7 +212,8 @@ ZipBytes zip_bytes(const std::shared_ptr<const MappedFile>& file, const ZipMembe
                        member.packed_bytes, ", expected at most 1032 times as many"));
   }
   const auto memory = inflated(bytes, begin, packed, member);
-  return {{reinterpret_cast<const uint8_t*>(memory->data()), memory->size()}, memory};
+  return checked(bytes, begin, member,
+                 {{reinterpret_cast<const uint8_t*>(memory->data()), memory->size()}, memory});
 }
 
 }  // namespace performer

@@ -30,8 +30,8 @@ struct ZipBytes {
   std::span<const uint8_t> bytes;
   std::shared_ptr<const void> owner;  ///< the file, or the memory that holds them
 };
-/// The bytes of a member. A deflated one is checked against its checksum; a stored one stays in the
-/// file unread. Throws std::runtime_error `file: byte N: got, expected`.
+/// The bytes of a member, which fit its checksum; those of a stored one stay in the file. Throws
+/// std::runtime_error `file: byte N: got, expected`.
 ZipBytes zip_bytes(const std::shared_ptr<const MappedFile>& file, const ZipMember& member);
 
 }  // namespace performer
