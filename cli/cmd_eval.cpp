@@ -121,6 +121,7 @@ int run_eval(const Command& command, const std::vector<std::string>& arguments) 
   const std::optional<TrainConfig> run = find_run_config(model);
 
   TrainConfig config = run.value_or(TrainConfig());
+  if (run) loaded.model->set_memory(run->run.memory);  // rows may be as long as in training
   const Task& task = find_task(loaded.task);
   if (!run) {
     config.data.task = task.name;

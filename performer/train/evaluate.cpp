@@ -3,11 +3,48 @@
 
 #include <torch/types.h>
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "favor/check.h"
 
 namespace performer {
+namespace {
+
+using torch::Tensor;
+using Visit = std::function<void(const Tensor& logits, const Tensor& targets)>;
+
+// Logits of hidden states, memory().loss_chunk of them at a time.
+void visit_logits(LanguageModel& model, const Tensor& hidden, const Tensor& targets,
+                  const Visit& visit) {
+  const int64_t chunk = model->memory().loss_chunk;
+  if (chunk <= 0 || targets.numel() <= chunk) return visit(model->logits(hidden), targets);
+  const TensorList rows = hidden.flatten(0, 1).split(chunk);
+  const TensorList wanted = targets.flatten().split(chunk);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    visit(model->logits(rows[i]).unsqueeze(0), wanted[i].unsqueeze(0));
+  }
+}
+
+// The logits of a batch, as many at a time as the model's memory options allow.
+void visit_logits(LanguageModel& model, const BatchTensors& batch, const Visit& visit) {
+  if (model->config().head != HeadKind::kTokens) {
+    return visit(model->forward(batch.tokens, batch.layout), batch.targets);
+  }
+  const int64_t L = batch.tokens.size(1), C = model->memory().slice_tokens;
+  if (C <= 0 || L <= C) {
+    return visit_logits(model, model->hidden(batch.tokens, batch.layout), batch.targets, visit);
+  }
+  std::vector<SliceState> states;
+  for (int64_t begin = 0; begin < L; begin += C) {
+    const int64_t end = std::min(L, begin + C);
+    visit_logits(model, model->hidden_slice(batch.tokens, batch.layout, begin, end, states),
+                 batch.targets.slice(1, begin, end), visit);
+  }
+}
+
+}  // namespace
 
 BatchTensors to_tensors(const Batch& batch, bool causal) {
   const std::vector<int64_t> shape = {batch.rows, batch.length};
@@ -51,10 +88,11 @@ EvalScore evaluate(LanguageModel& model, const EvalSource& batches,
     const Batch batch = batches.batch(i);
     if (batch.num_targets == 0) continue;
     const BatchTensors tensors = to_tensors(batch, model->config().causal);
-    const torch::Tensor logits = model->forward(tensors.tokens, tensors.layout);
-    loss += summed_loss(logits, tensors.targets).item<double>();
-    // A place without target holds -1, which no argmax equals.
-    correct += logits.argmax(-1).eq(tensors.targets).sum().item<int64_t>();
+    visit_logits(model, tensors, [&](const Tensor& logits, const Tensor& targets) {
+      loss += summed_loss(logits, targets).item<double>();
+      // A place without target holds -1, which no argmax equals.
+      correct += logits.argmax(-1).eq(targets).sum().item<int64_t>();
+    });
     score.num_targets += batch.num_targets;
     for (size_t u = 0; u < units.size(); ++u) {
       for (const int64_t target : batch.targets) {

@@ -22,8 +22,9 @@ BatchTensors to_tensors(const Batch& batch, bool causal);
 torch::Tensor summed_loss(const torch::Tensor& logits, const torch::Tensor& targets);
 
 /// Mean loss, perplexity, accuracy and the given units over all targets. Runs without dropout and
-/// draws no random number; the model's mode is restored. Throws favor::Error when the batches hold
-/// no target.
+/// draws no random number; the model's mode is restored. Of long rows it holds no more at a time
+/// than memory().slice_tokens and loss_chunk say. Throws favor::Error when the batches hold no
+/// target.
 EvalScore evaluate(LanguageModel& model, const EvalSource& batches,
                    const std::vector<Unit>& units = {});
 

@@ -9,6 +9,7 @@
 #include "favor/check.h"
 #include "performer/data/safetensors.h"
 #include "performer/train/checkpoint.h"
+#include "performer/train/evaluate.h"
 #include "performer/train/run_folder.h"
 #include "performer/train/testing.h"
 #include "performer/train/trainer.h"
@@ -57,6 +58,29 @@ TEST_F(Train, SavingMemoryLearnsTheSame) {
         train(saving);
         expect_near_weights(saving.run.out, plain.run.out);
       }
+    }
+  }
+}
+
+TEST_F(Train, EvaluationInSlicesScoresTheSame) {
+  const Tokenizer tokenizer = Tokenizer::protein();
+  const SplitSequences data = read_fasta_splits({random_fasta(60)}, tokenizer, {0, 0, 0});
+  for (const Windowing windowing : {Windowing::kConcat, Windowing::kPacked, Windowing::kCrop}) {
+    TrainConfig config = tiny("", "run");
+    config.data.windowing = windowing;
+    LanguageModel model(config.model);
+    const auto score = [&](const MemoryOptions& memory) {
+      model->set_memory(memory);
+      return evaluate(model, EvalBatches(data.train, tokenizer, config.batch_options()));
+    };
+    const EvalScore whole = score({});
+    for (const MemoryOptions& memory :
+         {MemoryOptions{.slice_tokens = 24}, MemoryOptions{.loss_chunk = 30},
+          MemoryOptions{.loss_chunk = 7, .slice_tokens = 40}}) {
+      const EvalScore pieces = score(memory);
+      EXPECT_EQ(pieces.num_targets, whole.num_targets);
+      EXPECT_NEAR(pieces.loss, whole.loss, 1e-5);
+      EXPECT_EQ(pieces.accuracy, whole.accuracy);
     }
   }
 }
