@@ -10,6 +10,8 @@
 
 #include "bench/traffic.h"
 
+#include <algorithm>
+
 HWY_BEFORE_NAMESPACE();
 namespace favor::bench {
 namespace HWY_NAMESPACE {
@@ -51,19 +53,22 @@ namespace favor::bench {
 HWY_EXPORT(run_traffic);
 
 Traffic::Traffic(int64_t matrix_floats, int64_t state_floats, int64_t heads)
-    : state_floats_(state_floats),
+    : matrix_floats_(matrix_floats),
+      state_floats_(state_floats),
       heads_(heads),
-      matrix_(static_cast<size_t>(matrix_floats), 1.0f),
-      states_(static_cast<size_t>(state_floats * heads), 1.0f) {}
+      matrix_(hwy::AllocateAligned<float>(static_cast<size_t>(matrix_floats))),
+      states_(hwy::AllocateAligned<float>(static_cast<size_t>(state_floats * heads))) {
+  std::fill_n(matrix_.get(), matrix_floats, 1.0f);
+  std::fill_n(states_.get(), state_floats * heads, 1.0f);
+}
 
 double Traffic::sample(int64_t steps) {
   volatile float observed = 0;
   const double start = now_s(1);
   for (int64_t step = 0; step < steps; ++step) {
     for (int64_t head = 0; head < heads_; ++head) {
-      observed =
-          HWY_DYNAMIC_DISPATCH(run_traffic)(matrix_.data(), static_cast<int64_t>(matrix_.size()),
-                                            states_.data() + head * state_floats_, state_floats_);
+      observed = HWY_DYNAMIC_DISPATCH(run_traffic)(
+          matrix_.get(), matrix_floats_, states_.get() + head * state_floats_, state_floats_);
     }
   }
   static_cast<void>(observed);
