@@ -40,11 +40,15 @@ def reason_to_skip(
     return None
 
 
+# After a call: until the threads of one library have freed what it left and stopped spinning, which
+# would be counted for the next call. JAX's cost the next one 5 ms at L = 4096.
+PAUSE = 0.02
+
+
 @dataclass(frozen=True)
 class Clock:
     """One thread is timed by the CPU time of the process, which leaves out the spells in which a
-    shared machine ran something else; more threads by wall time, with a pause after each call in
-    which the threads of one library stop spinning before the next one is timed."""
+    shared machine ran something else; more threads by wall time."""
 
     threads: int
 
@@ -58,8 +62,7 @@ class Clock:
         result = call()
         elapsed = read() - start
         del result
-        if self.threads > 1:
-            time.sleep(0.005)
+        time.sleep(PAUSE)
         return elapsed
 
 
