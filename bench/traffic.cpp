@@ -56,7 +56,9 @@ Traffic::Traffic(int64_t matrix_floats, int64_t state_floats, int64_t heads)
     : matrix_floats_(matrix_floats),
       state_floats_(state_floats),
       heads_(heads),
-      matrix_(hwy::AllocateAligned<float>(static_cast<size_t>(matrix_floats))),
+      // A map without a matrix reads none, but no memory cannot be asked for.
+      matrix_(
+          hwy::AllocateAligned<float>(static_cast<size_t>(std::max<int64_t>(matrix_floats, 1)))),
       states_(hwy::AllocateAligned<float>(static_cast<size_t>(state_floats * heads))) {
   std::fill_n(matrix_.get(), matrix_floats, 1.0f);
   std::fill_n(states_.get(), state_floats * heads, 1.0f);

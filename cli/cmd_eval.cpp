@@ -8,6 +8,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <tuple>
 
 #include "cli/command.h"
 #include "favor/check.h"
@@ -121,7 +122,13 @@ int run_eval(const Command& command, const std::vector<std::string>& arguments) 
   const std::optional<TrainConfig> run = find_run_config(model);
 
   TrainConfig config = run.value_or(TrainConfig());
-  if (run) loaded.model->set_memory(run->run.memory);  // rows may be as long as in training
+  // Rows may be as long as in training. Below a run there may be models that take no slices.
+  const auto kind = [](const ModelConfig& model) {
+    return std::tuple(model.causal, model.attention.keeps_sums(), model.head, model.reversible);
+  };
+  if (run && kind(run->model) == kind(loaded.model->config())) {
+    loaded.model->set_memory(run->run.memory);
+  }
   const Task& task = find_task(loaded.task);
   if (!run) {
     config.data.task = task.name;

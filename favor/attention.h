@@ -169,7 +169,7 @@ void bidirectional_backward(const AttentionParams<Compute<T>>& params, View4<con
 /// No later key and value, if finite, move an earlier output by more than rounding. Runs in
 /// parallel over batch items, key heads and segments; the tokens of one of these are taken in
 /// order. Where these are fewer than four, and M is 128 or more, also over the two halves of the
-/// features, whose partial sums for 256 tokens are then scratch too.
+/// features, whose partial sums for 512 tokens are then scratch too.
 template <class T>
 void causal_forward(const AttentionParams<Compute<T>>& params, View4<const T> q, View4<const T> k,
                     View4<const T> v, View4<T> out, Saved<Compute<T>>* saved = nullptr,
@@ -177,7 +177,7 @@ void causal_forward(const AttentionParams<Compute<T>>& params, View4<const T> q,
 
 /// Gradients of causal_forward without an initial state, in parallel like it. Each thread holds
 /// features of keys and queries, 2 kStateInterval M elements (3 with maps whose slopes are kept),
-/// whatever L is; halves of the features also hold partial gradients of kStateInterval tokens.
+/// whatever L is; halves of the features also hold partial gradients of 2 kStateInterval tokens.
 template <class T>
 void causal_backward(const AttentionParams<Compute<T>>& params, View4<const T> q, View4<const T> k,
                      View4<const T> v, View4<const T> out, View4<const T> dout,

@@ -70,7 +70,10 @@ class CausalBackward {
     }
   }
 
-  int64_t num_rounds() const { return (item_.segment.num_queries() + kRound - 1) / kRound; }
+  /// At least one, which gives keys without queries their gradients, zeros.
+  int64_t num_rounds() const {
+    return std::max<int64_t>((item_.segment.num_queries() + kRound - 1) / kRound, 1);
+  }
 
   /// Scratch of a slab.
   void place_slab(ScratchLayout& layout) {

@@ -267,14 +267,16 @@ class CausalForward {
     }
   }
 
-  /// The place of these outputs, or of the next ones in outputs_, which products write, and the
-  /// next queries.
+  /// The place of these outputs, or of the next ones in outputs_ (but for those of another round),
+  /// which products write, and the next queries.
   void ask_for_queries(int64_t h, int64_t t, int64_t num_queries) {
     const int64_t i = item_.segment.q_begin + t;
     const NextRows next(i + num_queries, item_.segment.q_end, kCausalChunk);
     lines_.clear();
     if (is_cut_) {
-      add_lines(outputs_.sums_at(output_row(h, t + num_queries)), kCausalChunk, head_.E, lines_);
+      if ((t + num_queries) % kRound != 0) {
+        add_lines(outputs_.sums_at(output_row(h, t + num_queries)), kCausalChunk, head_.E, lines_);
+      }
     } else {
       lines_.emplace_back(out_, item_.b, h, i, i + num_queries);
     }

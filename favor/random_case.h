@@ -75,9 +75,12 @@ Case random_case(Source& source, bool causal, const CaseSizes& sizes = {}) {
   c.projection = chance(3) ? ProjectionUse::kPerHead : ProjectionUse::kShared;
   const bool softmax = estimates_softmax(c.feature_map);
   if (!softmax && chance(2)) c.projection = ProjectionUse::kNone;
-  // The features of such maps may all vanish where there is one, and digits are lost before.
+  // A single feature of these may vanish, and loses its digits before.
+  const bool vanishes =
+      c.feature_map == FeatureMapKind::kElu1 || c.feature_map == FeatureMapKind::kSigmoid ||
+      c.feature_map == FeatureMapKind::kSoftplus || c.feature_map == FeatureMapKind::kGelu;
   const int64_t num_features = c.projection == ProjectionUse::kNone ? c.D : c.M;
-  if (!softmax && num_features == 1) c.norm = std::min(c.norm, 4.0);
+  if (vanishes && num_features == 1) c.norm = std::min(c.norm, 4.0);
   c.structured = c.projection != ProjectionUse::kNone && (c.L + c.D + c.M) % 3 == 0;
   if (chance(4)) c.scale = 0.3;
   const bool takes_eps = !is_fitted(c.feature_map) && c.feature_map != FeatureMapKind::kTrig;

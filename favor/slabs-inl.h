@@ -317,6 +317,9 @@ void run_in_slabs(const Plan<float>& plan, const HeadPlans& heads, int64_t slabs
       Pass::merge(own, round, index % kBlocks * kMergedRows);
     }
   };
+  if (rounds == 0) {
+    return;
+  }
   parallel_for(num_passes, [&](int64_t task) { run(task, 0); });
   for (int64_t round = 1; round < rounds; ++round) {
     parallel_for(num_passes + num_merges, [&](int64_t task) {

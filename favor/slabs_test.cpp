@@ -118,6 +118,11 @@ TEST(Slabs, MatchTheReferenceAtLength) {
   c.cu_seqlens_q = {0, 3, 1900, 2100};
   c.cu_seqlens_k = {0, 20, 1200, 1500};
   expect_parity(c);
+  // Keys that no query is there to see.
+  c = one_head(300, 128);
+  c.cu_seqlens_q = {0, 0, 300};
+  c.cu_seqlens_k = {0, 100, 300};
+  expect_parity(c);
   c = one_head(1030, 160);
   c.structured = true;
   expect_parity(c);

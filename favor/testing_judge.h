@@ -51,12 +51,17 @@ struct Judge {
   Results<double> terms;  ///< see run_reference
   ErrorSize out, dq, dk, dv;
   ElementType element = ElementType::kFloat32;
-  bool compare_gradients = true, renormalize = true, large_norm = false;
+  bool compare_gradients = true;
   double chunk_rounding = 0, cancelled = 0;
   // Results of 16 bits are rounded once more. The naive results are rounded too, but on a small
   // problem they may be luckier than half a spacing.
   double storage_rounding = 0;
   double transform_rounding = 0;
+  // Weights of the backward pass are exponentials of differences from a row's logarithm: that and
+  // the difference are rounded to half a spacing. Naive code divides, or has a row's one large
+  // weight right whatever its logarithm. Logarithms are large where norms are. Sums that are not
+  // divided are such exponentials too.
+  double rounding_of_weights = 0, rounding_of_sums = 0;
 
   explicit Judge(const Problem& p, Passes passes = Passes::kBoth)
       : truth(run_reference<double>(p, passes)),
@@ -65,8 +70,6 @@ struct Judge {
         // multiply logits by sqrt(1 - 4A), which is large when the norm is.
         compare_gradients(passes == Passes::kBoth &&
                           p.spec.norm <= (is_fitted(p.spec.feature_map) ? 4 : 8)),
-        renormalize(p.spec.renormalize),
-        large_norm(p.spec.norm >= 4),
         storage_rounding(rounding_unit(p.spec.element)) {
     if (!compare_gradients) passes = Passes::kForward;
     // A chunk's stabilisers know its later keys, so exponents reach down to -126 in base 2, where
@@ -87,6 +90,12 @@ struct Judge {
     transform_rounding *= size;
     add(run_reference<float>(p, passes), truth);
     const Case& c = p.spec;
+    if (c.norm >= 4) rounding_of_weights = rounding_of_exponent(truth.largest_log_sum);
+    if (!c.renormalize && is_log_linear(c.feature_map)) {
+      double largest = 1;
+      for (const double sum : truth.out) largest = std::max(largest, std::abs(sum));
+      rounding_of_sums = rounding_of_exponent(std::log2(largest));
+    }
     if (c.B * c.H * (c.L + c.S) * c.M * (c.D + c.E) > 100'000'000) return;
     // Sums behind a fitted map differ in their last digits too, and its logits multiply that.
     widen(p, 0, is_fitted(c.feature_map) ? 6 : 2);
@@ -135,22 +144,12 @@ struct Judge {
       }
     };
     const double rounding = storage_rounding + transform_rounding + cancelled;
-    // Weights of the backward pass are exponentials of differences from a row's logarithm: that and
-    // the difference are rounded to half a spacing. Naive code divides, or has a row's one large
-    // weight right whatever its logarithm. Logarithms are large where norms are. Sums that are not
-    // divided are such exponentials too.
-    const double of_log_sums = large_norm ? rounding_of_exponent(r.largest_log_sum) : 0;
-    double of_sums = 0;
-    for (const double sum : truth.out) {
-      if (!renormalize && std::abs(sum) > 1) {
-        of_sums = std::max(of_sums, rounding_of_exponent(std::log2(std::abs(sum))));
-      }
-    }
-    check("out", r.out, out, truth.out, terms.out_terms, chunk_rounding + rounding + of_sums);
+    check("out", r.out, out, truth.out, terms.out_terms,
+          chunk_rounding + rounding + rounding_of_sums);
     if (compare_gradients) {
-      check("dq", r.dq, dq, truth.dq, terms.dq, rounding + of_log_sums);
-      check("dk", r.dk, dk, truth.dk, terms.dk, rounding + of_log_sums);
-      check("dv", r.dv, dv, truth.dv, terms.dv, rounding + of_log_sums);
+      check("dq", r.dq, dq, truth.dq, terms.dq, rounding + rounding_of_weights);
+      check("dk", r.dk, dk, truth.dk, terms.dk, rounding + rounding_of_weights);
+      check("dv", r.dv, dv, truth.dv, terms.dv, rounding + rounding_of_weights);
     } else if (!all_finite(saturated(element, r.dq)) || !all_finite(saturated(element, r.dk)) ||
                !all_finite(saturated(element, r.dv))) {
       wrong += "a gradient is not finite; ";

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <limits>
+#include <numbers>
 #include <type_traits>
 #include <vector>
 
@@ -25,9 +26,8 @@ namespace favor::test {
 template <class T>
 struct Results {
   std::vector<T> out, dq, dk, dv;
-  std::vector<T> out_terms;  ///< with kTerms: the output for |v|
-  double largest_log_sum =
-      0;  ///< of a kernel: the largest number among those saved of rows, base 2
+  std::vector<T> out_terms;    ///< with kTerms: the output for |v|
+  double largest_log_sum = 0;  ///< of the reference: |log2| of a row's sum, where maps have it
   bool guards_intact = true;
 };
 
@@ -75,12 +75,21 @@ Results<T> run_reference(const Problem& p, Passes passes = Passes::kBoth) {
   const auto backward =
       c.causal ? reference::causal_backward<T> : reference::bidirectional_backward<T>;
   std::vector<T> normalizer(c.B * c.H * c.L);
+  Saved<T> saved;
+  saved.normalizer = normalizer.data();
   if (c.exact) {
     reference::exact_forward<T>(exact_params(c, params), read(q, c.L, c.D), read(k, c.S, c.D),
                                 read(v, c.S, c.E), view(r.out, c.L, c.E), normalizer.data());
   } else {
     forward(params, read(q, c.L, c.D), read(k, c.S, c.D), read(v, c.S, c.E), view(r.out, c.L, c.E),
-            nullptr, nullptr, nullptr);
+            &saved, nullptr, nullptr);
+  }
+  if (c.exact || is_log_linear(c.feature_map)) {
+    for (const T log_sum : normalizer) {
+      if (!std::isfinite(log_sum)) continue;
+      const double size = std::abs(static_cast<double>(log_sum)) * std::numbers::log2e;
+      r.largest_log_sum = std::max(r.largest_log_sum, size);
+    }
   }
   const auto finish = [&](std::initializer_list<std::vector<T>*> results) {
     if constexpr (std::is_same_v<T, float>) {
@@ -167,11 +176,6 @@ Results<float> run_kernel_on(const Problem& p, Passes passes) {
     r.dq = dq.get();
     r.dk = dk.get();
     r.dv = dv.get();
-  }
-  for (const float log_sum : normalizer.get()) {
-    if (std::isfinite(log_sum)) {
-      r.largest_log_sum = std::max(r.largest_log_sum, std::abs(static_cast<double>(log_sum)));
-    }
   }
   for (const Buffer<T>* buffer : {&q, &k, &v, &dout, &out, &dq, &dk, &dv}) {
     r.guards_intact = r.guards_intact && buffer->guards_intact();

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "performer/models/models.h"
+#include "performer/train/evaluate.h"
 #include "performer/train/metrics.h"
 #include "performer/train/workload.h"
 
@@ -154,6 +155,46 @@ TEST(DryRun, EstimatedMemoryIsNearAMeasuredStep) {
       {"exact", true, false, true, false, PositionKind::kSinusoidal, 0.1},
       {"bfloat16", false, false, false, true, PositionKind::kSinusoidal, 0.1},
   });
+}
+
+// One row of as many tokens as it says, each to be predicted.
+struct OneRow : EvalSource {
+  explicit OneRow(int64_t length) : length(length) {}
+  int64_t size() const override { return 1; }
+  Batch batch(int64_t) const override {
+    Batch batch;
+    batch.rows = 1;
+    batch.length = batch.num_tokens = batch.num_targets = length;
+    for (int64_t i = 0; i < length; ++i) batch.tokens.push_back(i % 29);
+    batch.targets = batch.tokens;
+    batch.padding.assign(batch.tokens.size(), 0);
+    return batch;
+  }
+  int64_t length;
+};
+
+TEST(DryRun, EvaluationInSlicesHoldsOneSlice) {
+  ModelConfig config;
+  config.dim = 64;
+  config.num_layers = 2;
+  config.num_heads = 2;
+  config.ff_dim = 512;
+  config.positions = PositionKind::kSinusoidal;
+  config.attention.num_features = 16;
+  LanguageModel model(config);
+  const OneRow row(16384);
+  const auto peak = [&](const MemoryOptions& memory) {
+    model->set_memory(memory);
+    if (!reset_peak()) return int64_t{0};
+    const int64_t before = resident_bytes();
+    evaluate(model, row);
+    return peak_since_reset() - before;
+  };
+  peak({.slice_tokens = 1024});  // what a first pass leaves for good
+  const int64_t slices = peak({.slice_tokens = 1024}), whole = peak({});
+  if (whole == 0) GTEST_SKIP() << "the kernel does not reset the peak";
+  EXPECT_GT(whole, 32 << 20);  // the hidden rows of one feed-forward
+  EXPECT_LT(slices, whole / 3);
 }
 
 }  // namespace

@@ -139,7 +139,8 @@ def test_repeats_fit_the_budget():
     assert [schedule.repeats_for(s, 4) for s in (1.9, 9, 30)] == [5, 3, 2]
 
 
-def test_calls_alternate_and_the_first_round_does_not_count():
+def test_calls_alternate_and_the_first_round_does_not_count(monkeypatch):
+    monkeypatch.setattr(schedule, "PAUSE", 0)
     order = []
     calls = [lambda: order.append("peer"), lambda: order.append("ours")]
     times = schedule.alternate(calls, schedule.Clock(1), 0.01)
