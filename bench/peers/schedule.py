@@ -40,9 +40,10 @@ def reason_to_skip(
     return None
 
 
-# After a call: until the threads of one library have freed what it left and stopped spinning, which
-# would be counted for the next call. JAX's cost the next one 5 ms at L = 4096.
-PAUSE = 0.02
+# Seconds after a call, and what part of its own time at least: until the threads of one library
+# have freed what it left and stopped spinning, which would be counted for the next call. JAX's cost
+# the next one an eighth of its time.
+PAUSE, PAUSED_PART = 0.02, 0.25
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Clock:
         result = call()
         elapsed = read() - start
         del result
-        time.sleep(PAUSE)
+        time.sleep(max(PAUSE, min(1.0, PAUSED_PART * elapsed)))
         return elapsed
 
 
