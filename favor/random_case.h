@@ -5,6 +5,7 @@
 #define FAVOR_RANDOM_CASE_H_
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -75,12 +76,15 @@ Case random_case(Source& source, bool causal, const CaseSizes& sizes = {}) {
   c.projection = chance(3) ? ProjectionUse::kPerHead : ProjectionUse::kShared;
   const bool softmax = estimates_softmax(c.feature_map);
   if (!softmax && chance(2)) c.projection = ProjectionUse::kNone;
-  // A single feature of these may vanish, and loses its digits before.
+  // Few features of these may all vanish, and lose their digits before.
   const bool vanishes =
       c.feature_map == FeatureMapKind::kElu1 || c.feature_map == FeatureMapKind::kSigmoid ||
       c.feature_map == FeatureMapKind::kSoftplus || c.feature_map == FeatureMapKind::kGelu;
   const int64_t num_features = c.projection == ProjectionUse::kNone ? c.D : c.M;
-  if (vanishes && num_features == 1) c.norm = std::min(c.norm, 4.0);
+  if (vanishes && num_features < 8) {
+    const bool projected = c.projection != ProjectionUse::kNone;
+    c.norm = std::min(c.norm, projected ? 3 / std::sqrt(static_cast<double>(c.D)) : 3.0);
+  }
   c.structured = c.projection != ProjectionUse::kNone && (c.L + c.D + c.M) % 3 == 0;
   if (chance(4)) c.scale = 0.3;
   const bool takes_eps = !is_fitted(c.feature_map) && c.feature_map != FeatureMapKind::kTrig;
