@@ -76,14 +76,15 @@ Case random_case(Source& source, bool causal, const CaseSizes& sizes = {}) {
   c.projection = chance(3) ? ProjectionUse::kPerHead : ProjectionUse::kShared;
   const bool softmax = estimates_softmax(c.feature_map);
   if (!softmax && chance(2)) c.projection = ProjectionUse::kNone;
-  // Few features of these may all vanish, and lose their digits before.
+  // Where features of these are far below 0, or products of two, they lose their digits and vanish.
   const bool vanishes =
       c.feature_map == FeatureMapKind::kElu1 || c.feature_map == FeatureMapKind::kSigmoid ||
       c.feature_map == FeatureMapKind::kSoftplus || c.feature_map == FeatureMapKind::kGelu;
   const int64_t num_features = c.projection == ProjectionUse::kNone ? c.D : c.M;
-  if (vanishes && num_features < 8) {
+  if (vanishes) {
     const bool projected = c.projection != ProjectionUse::kNone;
-    c.norm = std::min(c.norm, projected ? 3 / std::sqrt(static_cast<double>(c.D)) : 3.0);
+    const double norm_of_row = projected ? std::sqrt(static_cast<double>(c.D)) : 1;
+    c.norm = std::min(c.norm, (num_features < 8 ? 3 : 8) / norm_of_row);
   }
   c.structured = c.projection != ProjectionUse::kNone && (c.L + c.D + c.M) % 3 == 0;
   if (chance(4)) c.scale = 0.3;

@@ -79,7 +79,7 @@ struct Judge {
     // each of key and query is rounded by up to 2^-18 log(2): 5.3e-6 together at the worst, and
     // less on the average of features. The naive code has the token's own stabilisers. Only large
     // norms go that far.
-    if (p.spec.causal && p.spec.norm > 8) chunk_rounding = 4e-6;
+    if (p.spec.causal && p.spec.norm >= 8) chunk_rounding = 4e-6;
     if (p.spec.structured) transform_rounding = transform_error(p.spec);
     // Products of bfloat16 numbers round each weight, which moves the output relative to the mean
     // of |v|, however much of it cancels.
