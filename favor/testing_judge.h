@@ -50,6 +50,7 @@ struct Judge {
   /// Logarithms, base 2, below which their rounding is no more than that of a few operations; those
   /// of fitted maps are small differences of large terms.
   static constexpr double kLargeLogarithm = 64;
+  static constexpr double kFittedLogarithm = 16;
 
   Results<double> truth;
   Results<double> terms;  ///< see run_reference
@@ -93,8 +94,10 @@ struct Judge {
     transform_rounding *= size;
     add(run_reference<float>(p, passes), truth);
     const Case& c = p.spec;
-    if (truth.largest_log_sum > kLargeLogarithm || is_fitted(c.feature_map)) {
-      rounding_of_weights = rounding_of_exponent(truth.largest_log_sum);
+    const bool fitted = is_fitted(c.feature_map);
+    if (truth.largest_log_sum > kLargeLogarithm || fitted) {
+      rounding_of_weights =
+          rounding_of_exponent(std::max(truth.largest_log_sum, fitted ? kFittedLogarithm : 0.0));
       // Beyond this norm attention is one-hot, or a choice between few that such errors decide.
       if (c.norm > 8) rounding_of_sums = rounding_of_weights;
     }
@@ -102,6 +105,7 @@ struct Judge {
       double largest = 1;
       for (const double sum : truth.out) largest = std::max(largest, std::abs(sum));
       rounding_of_sums = rounding_of_exponent(std::log2(largest));
+      rounding_of_weights = std::max(rounding_of_weights, rounding_of_sums);
     }
     if (c.B * c.H * (c.L + c.S) * c.M * (c.D + c.E) > 100'000'000) return;
     // Sums behind a fitted map differ in their last digits too, and its logits multiply that.
