@@ -159,7 +159,7 @@ TEST(DryRun, EstimatedMemoryIsNearAMeasuredStep) {
 
 // One row of as many tokens as it says, each to be predicted.
 struct OneRow : EvalSource {
-  explicit OneRow(int64_t length) : length(length) {}
+  explicit OneRow(int64_t tokens) : length(tokens) {}
   int64_t size() const override { return 1; }
   Batch batch(int64_t) const override {
     Batch batch;
