@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "favor/cancellation.h"
+#include "favor/kinks.h"
 #include "favor/testing_errors.h"
 #include "favor/testing_runs.h"
 
@@ -19,6 +20,16 @@ namespace favor::test {
 
 inline bool all_finite(const std::vector<float>& values) {
   return std::all_of(values.begin(), values.end(), [](float x) { return std::isfinite(x); });
+}
+
+/// Calls function(params, q, k) with a problem's call in double.
+template <class Function>
+auto with_doubles(const Problem& p, const Function& function) {
+  const Case& c = p.spec;
+  const std::vector<double> q(p.q.begin(), p.q.end()), k(p.k.begin(), p.k.end());
+  const Params<double> params(p);
+  return function(params.value, contiguous_view<const double>(q.data(), c.B, c.H, c.L, c.D),
+                  contiguous_view<const double>(k.data(), c.B, c.G(), c.S, c.D));
 }
 
 /// largest_cancellation of a problem whose map has negative features; 1 for all others.
@@ -34,12 +45,15 @@ inline double cancellation(const Problem& p) {
     default:
       return 1;
   }
-  const Case& c = p.spec;
-  const std::vector<double> q(p.q.begin(), p.q.end()), k(p.k.begin(), p.k.end());
-  const Params<double> params(p);
-  return largest_cancellation(
-      params.value, contiguous_view<const double>(q.data(), c.B, c.H, c.L, c.D),
-      contiguous_view<const double>(k.data(), c.B, c.G(), c.S, c.D), c.causal);
+  return with_doubles(
+      p, [&](const AttentionParams<double>& params, View4<const double> q, View4<const double> k) {
+        return largest_cancellation(params, q, k, p.spec.causal);
+      });
+}
+
+/// Whether gradients of a problem are defined up to rounding.
+inline bool has_sure_slopes(const Problem& p) {
+  return !with_doubles(p, has_logit_at_kink);
 }
 
 /// What a kernel's results are held against; computed once per problem.
@@ -73,7 +87,8 @@ struct Judge {
         // Beyond, attention is one-hot and float gradients are mostly cancellation. Fitted maps
         // multiply logits by sqrt(1 - 4A), which is large when the norm is.
         compare_gradients(passes == Passes::kBoth &&
-                          p.spec.norm <= (is_fitted(p.spec.feature_map) ? 4 : 8)),
+                          p.spec.norm <= (is_fitted(p.spec.feature_map) ? 4 : 8) &&
+                          has_sure_slopes(p)),
         storage_rounding(rounding_unit(p.spec.element)) {
     if (!compare_gradients) passes = Passes::kForward;
     // A chunk's stabilisers know its later keys, so exponents reach down to -126 in base 2, where
