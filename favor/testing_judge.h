@@ -63,7 +63,7 @@ inline bool has_sure_slopes(const Problem& p) {
 struct Judge {
   /// Logarithms, base 2, below which their rounding is no more than that of a few operations; those
   /// of fitted maps are small differences of large terms.
-  static constexpr double kLargeLogarithm = 64;
+  static constexpr double kLargeLogarithm = 32;
   static constexpr double kFittedLogarithm = 16;
 
   Results<double> truth;
