@@ -103,9 +103,13 @@ struct Judge {
     if (compare_gradients || rounds_weights) terms = run_reference<double>(p, Passes::kTerms);
     if (!rounds_weights) terms.out_terms.clear();
     // Each denominator's rounding, and what its weights err by, are relative to the size of its
-    // terms.
+    // terms. Sines of large angles err by the rounding of the angle.
     const double size = cancellation(p);
-    cancelled = 4 * std::numeric_limits<float>::epsilon() * (size - 1);
+    const bool has_angles = p.spec.feature_map == FeatureMapKind::kTrig ||
+                            p.spec.feature_map == FeatureMapKind::kCos ||
+                            p.spec.feature_map == FeatureMapKind::kSin;
+    const double angle = has_angles ? std::max(1.0, logit_size(p.spec)) : 1;
+    cancelled = 4 * std::numeric_limits<float>::epsilon() * (size - 1) * angle;
     transform_rounding *= size;
     add(run_reference<float>(p, passes), truth);
     const Case& c = p.spec;
@@ -141,16 +145,25 @@ struct Judge {
     }
   }
 
-  /// What a fast transform may add to the error of a logit, and so, relatively, to that of a
-  /// weight: each of its 3 log2(n) additions rounds numbers of the size of the logits, norm sqrt(D
-  /// scale) on average, by 2^-25 rms of it at most. Four standard deviations, for there are many
-  /// logits. The naive products can be right by luck where there are few.
-  static double transform_error(const Case& c) {
+  /// The root mean square of logits.
+  static double logit_size(const Case& c) {
     const double D = static_cast<double>(c.D);
-    const double stages = 3 * std::ceil(std::log2(D));
     const double softmax_scale = estimates_softmax(c.feature_map) ? 1 / std::sqrt(D) : 1;
-    return 4 * 0x1p-25 * std::sqrt(stages) * c.norm *
-           std::sqrt(D * c.scale.value_or(softmax_scale));
+    return c.norm * std::sqrt(D * c.scale.value_or(softmax_scale));
+  }
+
+  /// What fast transforms may add to the error of a query's and a key's logits, and so, relatively,
+  /// to that of a weight: each of their 3 log2(n) additions rounds numbers of the size of the
+  /// logits by 2^-25 rms of it at most. Four standard deviations of both together, for there are
+  /// many logits. The naive products can be right by luck where there are few. Features that are
+  /// no exponentials err by more, relatively, in the row where all M of them are small: one of n
+  /// rows has them below n^(-1/M) of their usual size.
+  static double transform_error(const Case& c) {
+    const double stages = 2 * 3 * std::ceil(std::log2(static_cast<double>(c.D)));
+    const double error = 4 * 0x1p-25 * std::sqrt(stages) * logit_size(c);
+    if (is_log_linear(c.feature_map)) return error;
+    const double rows = static_cast<double>(std::max<int64_t>(c.B * c.H * (c.L + c.S), 1));
+    return error * std::pow(rows, 1 / static_cast<double>(c.M));
   }
 
   /// What 2^x and 2^(x - y) may err by, relatively, where x is a float of this size.
