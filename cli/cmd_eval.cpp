@@ -8,7 +8,6 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <tuple>
 
 #include "cli/command.h"
 #include "favor/check.h"
@@ -123,10 +122,7 @@ int run_eval(const Command& command, const std::vector<std::string>& arguments) 
 
   TrainConfig config = run.value_or(TrainConfig());
   // Rows may be as long as in training. Below a run there may be models that take no slices.
-  const auto kind = [](const ModelConfig& model) {
-    return std::tuple(model.causal, model.attention.keeps_sums(), model.head, model.reversible);
-  };
-  if (run && kind(run->model) == kind(loaded.model->config())) {
+  if (run && run->run.memory.fits(loaded.model->config())) {
     loaded.model->set_memory(run->run.memory);
   }
   const Task& task = find_task(loaded.task);

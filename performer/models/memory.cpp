@@ -53,4 +53,13 @@ void MemoryOptions::check(const ModelConfig& model) const {
               " (it has no sums that stand for the tokens of earlier slices)");
 }
 
+bool MemoryOptions::fits(const ModelConfig& model) const {
+  try {
+    check(model);
+    return true;
+  } catch (const favor::Error&) {
+    return false;
+  }
+}
+
 }  // namespace performer

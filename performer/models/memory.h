@@ -36,6 +36,8 @@ struct MemoryOptions {
   ActivationPolicy resolve(const ModelConfig& model) const;
   /// Throws favor::Error naming the first field that is out of range or does not fit the model.
   void check(const ModelConfig& model) const;
+  /// Whether check() has nothing to say.
+  bool fits(const ModelConfig& model) const;
 };
 
 }  // namespace performer

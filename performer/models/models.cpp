@@ -12,6 +12,7 @@
 #include "performer/models/classifier.h"
 #include "performer/models/token_step.h"
 #include "performer/nn/layers.h"
+#include "performer/nn/linear.h"
 #include "performer/nn/stack.h"
 
 namespace performer {
@@ -47,11 +48,11 @@ struct LanguageModelImpl::Parts {
   }
 
   Tensor logits(const Tensor& hidden) {
-    if (!output.is_empty()) return output->forward(hidden);
+    if (!output.is_empty()) return apply_linear(hidden, output->weight, output->bias);
     // Rows of the table have norm sqrt(dim), and so have hidden rows: unscaled, the first logits
     // would spread by sqrt(dim) instead of 1.
-    return torch::linear(hidden * (1.0 / std::sqrt(static_cast<double>(config.dim))),
-                         embed->weight());
+    return apply_linear(hidden * (1.0 / std::sqrt(static_cast<double>(config.dim))),
+                        embed->weight(), {});
   }
 
   // Calls visit(i, block, what its attention reads) for the first `count` blocks.

@@ -16,6 +16,7 @@
 #include "favor/check.h"
 #include "performer/nn/attention_core.h"
 #include "performer/nn/attention_favor.h"
+#include "performer/nn/linear.h"
 #include "performer/nn/slice_attention.h"
 
 namespace performer {
@@ -83,7 +84,8 @@ struct MultiHeadAttentionImpl::Parts {
 
   // q, k, v [B, H, L, D], strided views of one product.
   std::array<Tensor, 3> project(const Tensor& x, const Tensor& rotary) {
-    Tensor fused = qkv->forward(x).view({x.size(0), x.size(1), 3, options.num_heads, head_dim()});
+    Tensor fused = apply_linear(x, qkv->weight, qkv->bias)
+                       .view({x.size(0), x.size(1), 3, options.num_heads, head_dim()});
     // Split before the transposition, so that the backward pass joins the three by one copy.
     const std::vector<Tensor> rows = fused.unbind(2);
     const Tensor q = rows[0].transpose(1, 2), k = rows[1].transpose(1, 2);
@@ -93,7 +95,8 @@ struct MultiHeadAttentionImpl::Parts {
   }
 
   Tensor join(const Tensor& heads) {
-    return out->forward(heads.transpose(1, 2).reshape({heads.size(0), heads.size(2), options.dim}));
+    const Tensor rows = heads.transpose(1, 2).reshape({heads.size(0), heads.size(2), options.dim});
+    return apply_linear(rows, out->weight, out->bias);
   }
 
   void check_input(const char* op, const Tensor& x) const {

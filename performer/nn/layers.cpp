@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "favor/check.h"
+#include "performer/nn/linear.h"
 
 namespace performer {
 
@@ -37,10 +38,12 @@ FeedForwardImpl::FeedForwardImpl(int64_t dim, int64_t ff_dim, bool glu)
 FeedForwardImpl::~FeedForwardImpl() = default;
 
 Tensor FeedForwardImpl::forward(const Tensor& x) {
-  const Tensor hidden = parts_->up->forward(x);
-  if (!parts_->glu) return parts_->down->forward(torch::gelu(hidden));
+  const torch::nn::Linear& up = parts_->up;
+  const torch::nn::Linear& down = parts_->down;
+  const Tensor hidden = apply_linear(x, up->weight, up->bias);
+  if (!parts_->glu) return apply_linear(torch::gelu(hidden), down->weight, down->bias);
   const std::vector<Tensor> halves = hidden.chunk(2, -1);
-  return parts_->down->forward(torch::gelu(halves[1]) * halves[0]);
+  return apply_linear(torch::gelu(halves[1]) * halves[0], down->weight, down->bias);
 }
 
 struct BlockImpl::Parts {
