@@ -72,25 +72,32 @@ bool is_plain(const Tensor& x) {
   return x.is_cpu() && x.scalar_type() == at::kFloat && x.layout() == at::kStrided;
 }
 
+// For x [n, in].
 bool suits_onednn(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
   return !is_autocast() && at::globalContext().userEnabledMkldnn() && onednn_product() &&
-         is_plain(x) && is_plain(weight) && x.dim() >= 1 && x.numel() > 0 && weight.dim() == 2 &&
-         weight.is_contiguous() && x.size(-1) == weight.size(1) &&
-         x.numel() >= kLeastRows * x.size(-1) &&
+         is_plain(x) && is_plain(weight) && x.size(0) >= kLeastRows && x.size(1) > 0 &&
+         weight.dim() == 2 && weight.is_contiguous() && x.size(1) == weight.size(1) &&
          (!bias || (is_plain(*bias) && bias->dim() == 1 && bias->size(0) == weight.size(0)));
+}
+
+Tensor apply_to_rows(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
+  if (!suits_onednn(x, weight, bias)) return torch::linear(x, weight, bias.value_or(Tensor()));
+  const Tensor rows = x.contiguous();
+  const bool records =
+      at::GradMode::is_enabled() &&
+      (rows.requires_grad() || weight.requires_grad() || (bias && bias->requires_grad()));
+  return records ? Linear::apply(rows, weight, bias) : multiply(rows, weight, bias);
 }
 
 }  // namespace
 
 Tensor apply_linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
-  const std::optional<Tensor> addend = bias.defined() ? std::optional(bias) : std::nullopt;
-  if (!suits_onednn(x, weight, addend)) return torch::linear(x, weight, bias);
-  const Tensor rows = x.reshape({-1, x.size(-1)}).contiguous();
-  const bool records = at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad() ||
-                                                      (addend && addend->requires_grad()));
-  const Tensor out = records ? Linear::apply(rows, weight, addend) : multiply(rows, weight, addend);
+  if (x.dim() == 0 || x.numel() == 0) return torch::linear(x, weight, bias);
+  // Of rows in a matrix every library adds the bias on the way.
+  const Tensor out = apply_to_rows(x.reshape({-1, x.size(-1)}), weight,
+                                   bias.defined() ? std::optional(bias) : std::nullopt);
   std::vector<int64_t> shape = x.sizes().vec();
-  shape.back() = weight.size(0);
+  shape.back() = out.size(1);
   return out.view(shape);
 }
 
