@@ -70,10 +70,10 @@ bool reset_peak() {
 
 struct Case {
   const char* name;
-  bool causal, glu, exact, bfloat16;
-  PositionKind positions;
-  double dropout;
-  bool reversible = false;
+  bool causal = false, glu = false, bfloat16 = false, reversible = false;
+  AttentionMethod method = AttentionMethod::kFavor;
+  PositionKind positions = PositionKind::kSinusoidal;
+  double dropout = 0;
   MemoryOptions memory = {};
 };
 
@@ -91,7 +91,7 @@ void expect_estimates(const std::vector<Case>& cases) {
     config.model.positions = one.positions;
     config.model.dropout = one.dropout;
     config.model.attention.num_features = 64;
-    if (one.exact) config.model.attention.method = AttentionMethod::kExact;
+    config.model.attention.method = one.method;
     config.data.length = 512;
     config.data.batch_tokens = 4096;
     config.model.max_length = 512;
@@ -122,38 +122,40 @@ void expect_estimates(const std::vector<Case>& cases) {
 
 // The first test of this file, because an allocator that has grown keeps freed memory.
 TEST(DryRun, EstimatedSavingsAreNearAMeasuredStep) {
-  constexpr PositionKind positions = PositionKind::kSinusoidal;
   expect_estimates({
-      {"checkpoint",
-       true,
-       true,
-       false,
-       false,
-       positions,
-       0.1,
-       false,
-       {.activation = ActivationPolicy::kCheckpoint}},
-      {"reversible", true, false, false, false, positions, 0, true},
-      {"slices", true, false, false, false, positions, 0, false, {.slice_tokens = 128}},
-      {"chunks",
-       true,
-       false,
-       false,
-       false,
-       positions,
-       0,
-       false,
-       {.ff_chunk = 512, .loss_chunk = 512}},
+      {.name = "checkpoint",
+       .causal = true,
+       .glu = true,
+       .dropout = 0.1,
+       .memory = {.activation = ActivationPolicy::kCheckpoint}},
+      {.name = "reversible", .causal = true, .reversible = true},
+      {.name = "slices", .causal = true, .memory = {.slice_tokens = 128}},
+      {.name = "chunks", .causal = true, .memory = {.ff_chunk = 512, .loss_chunk = 512}},
   });
 }
 
 TEST(DryRun, EstimatedMemoryIsNearAMeasuredStep) {
   expect_estimates({
-      {"masked", false, false, false, false, PositionKind::kLearned, 0},
-      {"causal", true, false, false, false, PositionKind::kLearned, 0.1},
-      {"glu, rotary", true, true, false, false, PositionKind::kRotary, 0.1},
-      {"exact", true, false, true, false, PositionKind::kSinusoidal, 0.1},
-      {"bfloat16", false, false, false, true, PositionKind::kSinusoidal, 0.1},
+      {.name = "masked", .positions = PositionKind::kLearned},
+      {.name = "causal", .causal = true, .positions = PositionKind::kLearned, .dropout = 0.1},
+      {.name = "glu, rotary",
+       .causal = true,
+       .glu = true,
+       .positions = PositionKind::kRotary,
+       .dropout = 0.1},
+      {.name = "exact", .causal = true, .method = AttentionMethod::kExact, .dropout = 0.1},
+      {.name = "bfloat16", .bfloat16 = true, .dropout = 0.1},
+  });
+}
+
+TEST(DryRun, EstimatedMemoryCountsWhatMethodsKeep) {
+  expect_estimates({
+      {.name = "lsh", .method = AttentionMethod::kLsh},
+      {.name = "clustered", .method = AttentionMethod::kClustered},
+      {.name = "favor_clusters", .method = AttentionMethod::kFavorClusters},
+      {.name = "centroids", .method = AttentionMethod::kCentroids},
+      {.name = "window", .method = AttentionMethod::kWindow},
+      {.name = "linformer", .method = AttentionMethod::kLinformer},
   });
 }
 

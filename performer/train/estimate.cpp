@@ -33,6 +33,23 @@ ParameterCount count_parameters(const ModelConfig& config) {
 
 namespace {
 
+// Rows of dim numbers per token that a method keeps beside q, k, v and its output, as measured:
+// mostly copies of tokens in the order of their buckets or clusters.
+double method_rows(const AttentionOptions& attention) {
+  switch (attention.method) {
+    case AttentionMethod::kLsh:
+      return 3.5 * static_cast<double>(attention.hash_rounds);
+    case AttentionMethod::kClustered:
+      return 13;
+    case AttentionMethod::kFavorClusters:
+      return 8;
+    case AttentionMethod::kCentroids:
+      return 3;
+    default:
+      return 0;
+  }
+}
+
 // Bytes per token of what a block keeps until its backward pass, and of the gradients of the block
 // at work.
 struct BlockBytes {
@@ -48,11 +65,12 @@ BlockBytes block_bytes(const ModelConfig& model, int64_t low) {
   const bool turns = model.positions == PositionKind::kRotary;
   BlockBytes bytes{};
   // The norm's input and output; q, k, v and what attention makes of them.
-  bytes.attention = full * dim + low * dim + low * 4 * dim + (turns ? 2 * low * dim : 0) + noise;
+  const auto extra = static_cast<int64_t>(method_rows(model.attention) * static_cast<double>(dim));
+  bytes.attention = full * dim + low * (5 * dim + extra) + (turns ? 2 * low * dim : 0) + noise;
   bytes.feed_forward_kept = full * dim + noise;
   // The norm's output, and what lies around the GELU.
   bytes.feed_forward = bytes.feed_forward_kept + low * dim + low * hidden;
-  bytes.gradients = full * 2 * dim;
+  bytes.gradients = full * (2 * dim + extra);
   bytes.hidden_gradients = full * hidden;
   return bytes;
 }
