@@ -333,5 +333,33 @@ TEST(Attention, GarbageUnderAMaskChangesNothing) {
   });
 }
 
+// Of a token whose slope rounding decides, its own gradient is left out and nothing else.
+TEST(Judge, LeavesOutTheGradientOfATokenAtAKinkAlone) {
+  Case c;
+  c.feature_map = FeatureMapKind::kRelu;
+  Problem p = test::make_problem(c);
+  constexpr int64_t kToken = 5;
+  // Its part along the first row of the matrix is taken away.
+  float* x = p.q.data() + kToken * c.D;
+  const float* w = p.projection.data();
+  const double along = std::inner_product(x, x + c.D, w, 0.0);
+  const double square = std::inner_product(w, w + c.D, w, 0.0);
+  for (int64_t i = 0; i < c.D; ++i) x[i] -= static_cast<float>(along / square * w[i]);
+  const Judge judge(p);
+  EXPECT_EQ(judge.kinks.queries, std::vector<int64_t>{kToken});
+  EXPECT_TRUE(judge.kinks.keys.empty());
+  const Results<float> right = test::run_kernel(p);
+  EXPECT_EQ(judge.verdict(right), "");
+  const auto verdict = [&](std::vector<float> Results<float>::*gradient, int64_t token) {
+    Results<float> changed = right;
+    (changed.*gradient)[static_cast<size_t>(token * c.D)] += 1;
+    return judge.verdict(changed);
+  };
+  EXPECT_EQ(verdict(&Results<float>::dq, kToken), "");
+  EXPECT_NE(verdict(&Results<float>::dq, kToken + 1), "");
+  EXPECT_NE(verdict(&Results<float>::dk, kToken), "");
+  EXPECT_NE(verdict(&Results<float>::dv, kToken), "");
+}
+
 }  // namespace
 }  // namespace favor
