@@ -434,6 +434,8 @@ TEST(Memory, WhatIsNotDefinedIsRefusedInWords) {
   EXPECT_EQ(error_of([&] { with(ActivationPolicy::kStore, 0, 0, 64).check(config); }),
             "slice_tokens is 64, expected 0 with attention exact (it has no sums that stand for "
             "the tokens of earlier slices)");
+  EXPECT_FALSE(with(ActivationPolicy::kStore, 0, 0, 64).fits(config));
+  EXPECT_TRUE(with(ActivationPolicy::kStore, 64, 64).fits(config));
 }
 
 TEST(Memory, AReversibleGraphServesOneBackwardPass) {

@@ -29,7 +29,11 @@ const std::optional<c10::TypedOperatorHandle<Product>>& onednn_product() {
   static const auto handle = []() -> std::optional<c10::TypedOperatorHandle<Product>> {
     const auto found = c10::Dispatcher::singleton().findSchema({"mkldnn::_linear_pointwise", ""});
     if (!found) return std::nullopt;
-    return found->typed<Product>();
+    try {
+      return found->typed<Product>();
+    } catch (const c10::Error&) {
+      return std::nullopt;  // a torch in which it takes something else
+    }
   }();
   return handle;
 }
@@ -59,7 +63,7 @@ struct Linear : torch::autograd::Function<Linear> {
       gradients[0] =
           at::GradMode::is_enabled() ? dout.mm(weight) : multiply(dout, weight.t(), std::nullopt);
     }
-    // Here MKL is as fast.
+    // Of gradients of weights, long sums, MKL makes no less.
     if (context->needs_input_grad(1)) gradients[1] = dout.t().mm(x);
     if (context->saved_data["has_bias"].toBool() && context->needs_input_grad(2)) {
       gradients[2] = dout.sum(0);
@@ -75,9 +79,10 @@ bool is_plain(const Tensor& x) {
 // For x [n, in].
 bool suits_onednn(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
   return !is_autocast() && at::globalContext().userEnabledMkldnn() && onednn_product() &&
-         is_plain(x) && is_plain(weight) && x.size(0) >= kLeastRows && x.size(1) > 0 &&
-         weight.dim() == 2 && weight.is_contiguous() && x.size(1) == weight.size(1) &&
-         (!bias || (is_plain(*bias) && bias->dim() == 1 && bias->size(0) == weight.size(0)));
+         is_plain(x) && is_plain(weight) && x.size(0) >= kLeastRows && weight.dim() == 2 &&
+         weight.is_contiguous() && weight.size(0) > 0 && x.size(1) == weight.size(1) &&
+         (!bias || (is_plain(*bias) && bias->is_contiguous() && bias->dim() == 1 &&
+                    bias->size(0) == weight.size(0)));
 }
 
 Tensor apply_to_rows(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {

@@ -9,8 +9,8 @@ namespace performer {
 
 /// x W^T + b: x [..., in], weight [out, in], bias [out] or undefined; returns [..., out]. The same
 /// as torch::linear, but float32 products of many rows, and the gradients of their inputs, go to
-/// oneDNN where torch has it, which is a tenth to a fifth faster there than the MKL that
-/// torch::linear calls on AMD CPUs, and adds the bias on the way.
+/// oneDNN where torch has it. On the AMD CPU of docs/performance.md it is a tenth to a fifth faster
+/// than MKL, which torch::linear calls; on others nobody has measured it.
 torch::Tensor apply_linear(const torch::Tensor& x, const torch::Tensor& weight,
                            const torch::Tensor& bias);
 

@@ -82,6 +82,7 @@ struct Kind {
 
 const std::vector<Kind>& kinds() {
   static const std::vector<Kind> list = {
+      {"matrix products", {"::Linear>"}},
       {"attention", {"performer::", "CppNode", "scaled_dot_product"}},
       {"layer norm", {"layer_norm", "LayerNorm"}},
       {"GELU", {"gelu", "Gelu"}},
