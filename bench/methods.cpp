@@ -13,6 +13,7 @@
 
 #include "favor/check.h"
 #include "performer/nn/attention_core.h"
+#include "performer/train/freed_memory.h"
 
 namespace performer {
 namespace {
@@ -74,6 +75,7 @@ int run(int argc, char** argv) {
   options.max_length = length;
   at::set_num_threads(threads);
   torch::manual_seed(0);
+  keep_freed_memory();  // as `performer train` does
 
   torch::nn::Module owner;
   const auto core = make_attention_core(options, owner);
