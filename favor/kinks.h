@@ -13,6 +13,25 @@
 
 namespace favor::test {
 
+/// Calls visit(map, row, side, index) for all queries and all keys that may be seen, with their
+/// indices in [B, H, L] and in [B, G, S].
+template <class Visit>
+void for_each_token(const AttentionParams<double>& params, View4<const double> q,
+                    View4<const double> k, const Visit& visit) {
+  const int64_t H = q.sizes[1], L = q.sizes[2], G = k.sizes[1], S = k.sizes[2];
+  reference::for_each_piece(params, q, k, [&](const reference::Piece<double>& p) {
+    for (int64_t j = p.k0; j < p.k1; ++j) {
+      if (!reference::allowed(params, p.b, p.g, S, j)) continue;
+      visit(p.map, k.row(p.b, p.g, j), reference::Side::kKey, (p.b * G + p.g) * S + j);
+    }
+    for (int64_t h = p.first_head; h < p.last_head; ++h) {
+      for (int64_t i = p.q0; i < p.q1; ++i) {
+        visit(p.map, q.row(p.b, h, i), reference::Side::kQuery, (p.b * H + h) * L + i);
+      }
+    }
+  });
+}
+
 /// Rows of [B, H, L] and of [B, G, S].
 struct KinkRows {
   std::vector<int64_t> queries, keys;
@@ -30,31 +49,20 @@ inline KinkRows rows_at_kink(AttentionParams<double> params, View4<const double>
   if (!has_kink || !has_projection(params)) return rows;
   params.feature_map = FeatureMapKind::kAbs;  // whose features are the sizes of the logits
   params.feature_eps = 0;
-  const int64_t D = q.sizes[3], H = q.sizes[1], L = q.sizes[2], G = k.sizes[1], S = k.sizes[2];
+  const int64_t D = q.sizes[3];
   const double root_scale = std::sqrt(resolve_scale(params, D));
-  reference::for_each_piece(params, q, k, [&](const reference::Piece<double>& p) {
-    reference::Features<double> features(p.map.M);
-    const auto is_at_kink = [&](const double* row, reference::Side side) {
-      double square = 0;
-      for (int64_t i = 0; i < D; ++i) square += row[i] * row[i];
-      p.map.apply(row, side, 0.0, features);
-      const double least = *std::min_element(features.value.begin(), features.value.end());
-      return least < kRounding * root_scale * std::sqrt(square);
-    };
-    for (int64_t j = p.k0; j < p.k1; ++j) {
-      if (!reference::allowed(params, p.b, p.g, S, j)) continue;
-      if (is_at_kink(k.row(p.b, p.g, j), reference::Side::kKey)) {
-        rows.keys.push_back((p.b * G + p.g) * S + j);
-      }
-    }
-    for (int64_t h = p.first_head; h < p.last_head; ++h) {
-      for (int64_t i = p.q0; i < p.q1; ++i) {
-        if (is_at_kink(q.row(p.b, h, i), reference::Side::kQuery)) {
-          rows.queries.push_back((p.b * H + h) * L + i);
-        }
-      }
-    }
-  });
+  for_each_token(params, q, k,
+                 [&](const reference::FeatureMap<double>& map, const double* row,
+                     reference::Side side, int64_t index) {
+                   double square = 0;
+                   for (int64_t i = 0; i < D; ++i) square += row[i] * row[i];
+                   reference::Features<double> features(map.M);
+                   map.apply(row, side, 0.0, features);
+                   const double least =
+                       *std::min_element(features.value.begin(), features.value.end());
+                   if (!(least < kRounding * root_scale * std::sqrt(square))) return;
+                   (side == reference::Side::kKey ? rows.keys : rows.queries).push_back(index);
+                 });
   return rows;
 }
 
@@ -70,27 +78,20 @@ inline double largest_steepness(const AttentionParams<double>& params, View4<con
   }
   const double eps = resolve_feature_eps(params);
   double largest = 1;
-  reference::for_each_piece(params, q, k, [&](const reference::Piece<double>& p) {
-    reference::Features<double> features(p.map.M);
-    const auto look = [&](const double* row, reference::Side side) {
-      p.map.apply(row, side, 0.0, features);
-      double slopes = 0, sum = 0;
-      for (const double feature : features.value) {
-        const double value = feature - eps;
-        slopes += value <= 0 ? 0 : kind == FeatureMapKind::kRelu2 ? 2 * std::sqrt(value) : 1;
-        sum += feature;
-      }
-      if (sum > 0) largest = std::max(largest, slopes / sum);
-    };
-    for (int64_t j = p.k0; j < p.k1; ++j) {
-      if (reference::allowed(params, p.b, p.g, k.sizes[2], j)) {
-        look(k.row(p.b, p.g, j), reference::Side::kKey);
-      }
-    }
-    for (int64_t h = p.first_head; h < p.last_head; ++h) {
-      for (int64_t i = p.q0; i < p.q1; ++i) look(q.row(p.b, h, i), reference::Side::kQuery);
-    }
-  });
+  for_each_token(
+      params, q, k,
+      [&](const reference::FeatureMap<double>& map, const double* row, reference::Side side,
+          int64_t) {
+        reference::Features<double> features(map.M);
+        map.apply(row, side, 0.0, features);
+        double slopes = 0, sum = 0;
+        for (const double feature : features.value) {
+          const double value = feature - eps;
+          slopes += value <= 0 ? 0 : kind == FeatureMapKind::kRelu2 ? 2 * std::sqrt(value) : 1;
+          sum += feature;
+        }
+        if (sum > 0) largest = std::max(largest, slopes / sum);
+      });
   return largest;
 }
 

@@ -79,8 +79,7 @@ struct Judge {
   double rounding_of_weights = 0, rounding_of_sums = 0;
 
   explicit Judge(const Problem& p, Passes passes = Passes::kBoth)
-      : kinks(with_doubles(p, rows_at_kink)),
-        truth(run_reference<double>(p, passes)),
+      : truth(run_reference<double>(p, passes)),
         element(p.spec.element),
         head_dim(p.spec.D),
         // Beyond, attention is one-hot and float gradients are mostly cancellation. Fitted maps
@@ -89,6 +88,7 @@ struct Judge {
                           p.spec.norm <= (is_fitted(p.spec.feature_map) ? 4 : 8)),
         storage_rounding(rounding_unit(p.spec.element)) {
     if (!compare_gradients) passes = Passes::kForward;
+    kinks = kinks_of(p);
     // A chunk's stabilisers know its later keys, so exponents reach down to -126 in base 2, where
     // each of key and query is rounded by up to 2^-18 log(2): 5.3e-6 together at the worst, and
     // less on the average of features. The naive code has the token's own stabilisers. Only large
@@ -111,7 +111,7 @@ struct Judge {
     const double angle = has_angles ? std::max(1.0, logit_size(p.spec)) : 1;
     cancelled = 4 * std::numeric_limits<float>::epsilon() * (size - 1) * angle;
     transform_rounding *= size;
-    add(p, run_reference<float>(p, passes), truth);
+    add(run_reference<float>(p, passes), truth, kinks);
     const Case& c = p.spec;
     const bool fitted = is_fitted(c.feature_map);
     if (truth.largest_log_sum > kLargeLogarithm || fitted) {
@@ -141,7 +141,8 @@ struct Judge {
       for (std::vector<float>* x : {&other.q, &other.k, &other.v}) {
         for (float& value : *x) value *= static_cast<float>(1 + 1e-5 * rng.normal());
       }
-      add(other, run_reference<float>(other, passes), run_reference<double>(other, passes));
+      add(run_reference<float>(other, passes), run_reference<double>(other, passes),
+          kinks_of(other));
     }
   }
 
@@ -196,6 +197,10 @@ struct Judge {
   }
 
  private:
+  KinkRows kinks_of(const Problem& p) const {
+    return compare_gradients ? with_doubles(p, rows_at_kink) : KinkRows();
+  }
+
   /// `values`, with the truth in place of these rows.
   std::vector<float> without(std::vector<float> values, const std::vector<double>& exact,
                              const std::vector<int64_t>& rows) const {
@@ -208,7 +213,7 @@ struct Judge {
     return values;
   }
 
-  void add(const Problem& p, const Results<float>& naive, const Results<double>& exact) {
+  void add(const Results<float>& naive, const Results<double>& exact, const KinkRows& rows) {
     const auto larger = [this](ErrorSize& size, const std::vector<float>& x,
                                const std::vector<double>& y) {
       if (x.empty()) return;
@@ -216,7 +221,6 @@ struct Judge {
       size = {std::max(size.largest, other.largest), std::max(size.rms, other.rms)};
     };
     larger(out, naive.out, exact.out);
-    const KinkRows rows = naive.dq.empty() ? KinkRows() : with_doubles(p, rows_at_kink);
     larger(dq, without(naive.dq, exact.dq, rows.queries), exact.dq);
     larger(dk, without(naive.dk, exact.dk, rows.keys), exact.dk);
     larger(dv, naive.dv, exact.dv);

@@ -64,8 +64,8 @@ BlockBytes block_bytes(const ModelConfig& model, int64_t low) {
   const int64_t noise = model.dropout > 0 ? full * dim : 0;
   const bool turns = model.positions == PositionKind::kRotary;
   BlockBytes bytes{};
-  // The norm's input and output; q, k, v and what attention makes of them.
   const auto extra = static_cast<int64_t>(method_rows(model.attention) * static_cast<double>(dim));
+  // The norm's input and output; q, k, v and what attention makes of them.
   bytes.attention = full * dim + low * (5 * dim + extra) + (turns ? 2 * low * dim : 0) + noise;
   bytes.feed_forward_kept = full * dim + noise;
   // The norm's output, and what lies around the GELU.
