@@ -19,7 +19,7 @@ using torch::Tensor;
 using torch::autograd::AutogradContext;
 
 // Below, the time of setting a product up shows.
-constexpr int64_t kLeastRows = 256;
+constexpr int64_t kLeastRows = 128;
 
 // torch's own entry to oneDNN's product for tensors in plain layout.
 using Product = Tensor(const Tensor&, const Tensor&, const std::optional<Tensor>&, std::string_view,

@@ -24,8 +24,8 @@ void give_back_freed_memory(const MemoryOptions& memory, const ModelConfig& mode
                      memory.loss_chunk > 0 || memory.slice_tokens > 0;
 #ifdef __GLIBC__
   if (saves) {
-    ::mallopt(M_MMAP_THRESHOLD, 1 << 20);
-    ::mallopt(M_TRIM_THRESHOLD, 1 << 17);  // glibc's own
+    ::mallopt(M_MMAP_THRESHOLD, 4 << 20);
+    ::mallopt(M_TRIM_THRESHOLD, 32 << 20);
   }
 #else
   (void)saves;
