@@ -66,12 +66,6 @@ void check_causal(const char* op, const Plan<T>& plan) {
               "the maximum over later keys too)");
 }
 
-/// Whether bfloat16_forward_kernel knows the call.
-bool pairs_serve(const Plan<float>& plan) {
-  return plan.feature_map == FeatureMapKind::kPositive && plan.eps == 0 && plan.renormalize &&
-         !plan.official && plan.window == 0 && plan.sinks == 0 && plan.structured == nullptr;
-}
-
 template <class T>
 void decode_step_on(const AttentionParams<float>& params, View4<const T> q, View4<const T> k,
                     View4<const T> v, DecodeState& state, View4<T> out) {

@@ -12,6 +12,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "favor/bfloat16_forward.cpp"
 #include "hwy/foreach_target.h"
+#include "favor/bidirectional-inl.h"
 #include "favor/pairs-inl.h"
 // clang-format on
 
@@ -23,19 +24,6 @@ namespace HWY_NAMESPACE {
 namespace {
 
 #if FAVOR_HAS_PAIRS
-
-/// Tokens [begin, end).
-struct Range {
-  int64_t begin, end;
-};
-
-/// Piece `index` of [begin, end) cut into `pieces`, each a whole number of chunks.
-Range piece(int64_t begin, int64_t end, int64_t pieces, int64_t index) {
-  const int64_t chunks = (end - begin + kChunk - 1) / kChunk;
-  const int64_t length = (chunks + pieces - 1) / pieces * kChunk;
-  const int64_t first = std::min(begin + index * length, end);
-  return {first, std::min(first + length, end)};
-}
 
 /// Absorbs the keys of a block.
 struct PairKeys {
@@ -57,31 +45,15 @@ struct PairKeys {
   }
 
   void run(const Plan<float>& plan, const PairSizes& s, const SplitMatrices& matrices,
-           const PairItem& item, const Range& block, const PairState& state) const {
-    const int64_t N = row_words();
-    const int64_t NR = 2 * N;
-    const auto half_norm = static_cast<float>(0.5 * plan.scale * std::numbers::log2e);
+           const Item& item, const Block& block, const PairState& state) const {
     for (int64_t j = block.begin; j < block.end; j += kChunk) {
       const int64_t n = std::min(kChunk, block.end - j);
       const NextRows next(j + n, block.end, kChunk);
-      const auto* k = reinterpret_cast<const bfloat16*>(plan.k.row(item.b, item.g, j).data);
-      const auto* v = reinterpret_cast<const bfloat16*>(plan.v.row(item.b, item.g, j).data);
-      const int64_t stride = plan.k.strides[2];
-      const float* log_weight = pair_log_weights(plan, item);
       uint8_t skip[kChunk];
-      for (int64_t r = 0; r < kChunk; ++r) {
-        skip[r] = r >= n || !allows_key(plan, item, j + r);
-        if (skip[r]) {
-          offset[r] = std::numeric_limits<float>::infinity();
-          continue;
-        }
-        offset[r] = half_norm * dot(k + r * stride, k + r * stride, s.D);
-        if (log_weight != nullptr) {
-          offset[r] -= log_weight[j + r] * std::numbers::log2e_v<float>;
-        }
-      }
-      pack_tokens(k, stride, s, skip, tokens);
-      pack_values(v, plan.v.strides[2], s, skip, state, values);
+      load_pair_keys(plan, item, j, n, skip, offset);
+      pack_tokens(bfloat16_row(plan.k, item.b, item.g, j), plan.k.strides[2], s.D, skip, tokens);
+      pack_token_pairs<true>(bfloat16_row(plan.v, item.b, item.g, j), plan.v.strides[2], s.E, skip,
+                             state.least, state.most, values);
       for (int64_t panel = 0; panel < s.m_panels; ++panel) {
         prefetch_rows(plan.k, item.b, item.g, next.first, next.last, panel, s.m_panels);
         prefetch_rows(plan.v, item.b, item.g, next.first, next.last, panel, s.m_panels);
@@ -142,22 +114,12 @@ struct PairQueries {
 
   /// Rounds the state to pairs of features.
   HWY_NOINLINE void load_state(const PairSizes& s, const PairState& state) const {
-    const FloatTag d;
-    const WordTag du;
-    const int64_t N = row_words();
-    uint32_t* to = S;
+    const int64_t rows = s.m_panels * panel_width();
     for (int64_t panel = 0; panel < s.e_panels; ++panel) {
-      for (int64_t f = 0; f < s.m_panels * 2 * N; f += 2, to += 2 * N) {
-        const float* row = state.row(s, f, panel);
-        for (int64_t half = 0; half < 2 * N; half += N) {
-          hn::StoreU(pair_words(rounded_words(hn::LoadU(d, row + half)),
-                                rounded_words(hn::LoadU(d, row + 2 * N + half))),
-                     du, to + half);
-        }
-      }
+      pair_rows(state.row(s, 0, panel), rows, S + panel * rows / 2 * panel_width());
     }
     std::copy_n(state.c, s.M, shift);
-    std::fill(shift + s.M, shift + s.m_panels * 2 * N, 2 * kNoKey);
+    std::fill(shift + s.M, shift + rows, 2 * kNoKey);
   }
 
   /// Features 2^(u + c - top) of all rows, rounded, and their products with z.
@@ -195,16 +157,13 @@ struct PairQueries {
   }
 
   void run(const Plan<float>& plan, const PairSizes& s, const SplitMatrices& matrices,
-           const PairItem& item, int64_t h, const Range& block, const PairState& state,
+           const Item& item, int64_t h, const Block& block, const PairState& state,
            const OutputRows& result, float* normalizer) const {
     const int64_t N = row_words();
     const int64_t NR = 2 * N;
     const Segment& segment = item.segment;
-    int64_t first_key = segment.k_begin;
-    while (first_key < segment.k_end && !allows_key(plan, item, first_key)) {
-      ++first_key;
-    }
-    const bool has_keys = first_key < segment.k_end;
+    const bool has_keys =
+        plan.first_allowed_key(item.b, item.g, segment.k_begin, segment.k_end) < segment.k_end;
     load_state(s, state);
     for (int64_t i = block.begin; i < block.end; i += kChunk) {
       const int64_t n = std::min(kChunk, block.end - i);
@@ -221,8 +180,7 @@ struct PairQueries {
       uint8_t skip[kChunk];
       std::fill_n(skip, n, uint8_t{0});
       std::fill_n(skip + n, kChunk - n, uint8_t{1});
-      pack_tokens(reinterpret_cast<const bfloat16*>(plan.q.row(item.b, h, i).data),
-                  plan.q.strides[2], s, skip, tokens);
+      pack_tokens(bfloat16_row(plan.q, item.b, h, i), plan.q.strides[2], s.D, skip, tokens);
       for (int64_t panel = 0; panel < s.m_panels; ++panel) {
         prefetch_rows(plan.q, item.b, h, next.first, next.last, panel, s.m_panels);
         prefetch_rows(result, item.b, h, i, i + n, panel, s.m_panels);
@@ -273,29 +231,24 @@ int64_t part_floats(const PairSizes& s) {
 }
 
 bool run_bfloat16_forward(const Plan<float>& plan, const OutputRows& out, Saved<float>* saved) {
-  constexpr int64_t kWantedTasks = 64;
-  constexpr int64_t kSmallestPiece = 1024;
   const PairSizes s(plan);
   const SplitMatrices matrices(plan, s);
-  const int64_t group = plan.group();
-  const int64_t items = plan.B * plan.G * plan.num_segments();
-  const int64_t pieces =
-      std::clamp<int64_t>(kWantedTasks / std::max<int64_t>(items * group, 1), 1,
-                          std::max<int64_t>(std::max(plan.L, plan.S) / kSmallestPiece, 1));
-  const auto absorb = [&](const PairItem& item, int64_t index, ScratchLayout layout,
+  const Cut cut(plan);
+  const int64_t items = cut.items, pieces = cut.blocks;
+  const auto absorb = [&](const Item& item, int64_t index, ScratchLayout layout,
                           const PairState& state) {
     PairKeys keys;
     keys.place(layout, s);
     state.clear(s);
     keys.run(plan, s, matrices, item,
-             piece(item.segment.k_begin, item.segment.k_end, pieces, index), state);
+             Block(item.segment.k_begin, item.segment.k_end, pieces, index), state);
   };
-  const auto keep = [&](const PairItem& item, const PairState& state) {
+  const auto keep = [&](const Item& item, const PairState& state) {
     if (saved != nullptr && saved->state != nullptr && plan.num_segments() == 1) {
       state.write(s, saved->state + (item.b * plan.G + item.g) * plan.M * (plan.E + 2));
     }
   };
-  const auto answer = [&](const PairItem& item, int64_t h, int64_t index, ScratchLayout layout,
+  const auto answer = [&](const Item& item, int64_t h, int64_t index, ScratchLayout layout,
                           const PairState& state) {
     PairQueries queries;
     queries.place(layout, s);
@@ -303,23 +256,21 @@ bool run_bfloat16_forward(const Plan<float>& plan, const OutputRows& out, Saved<
                             ? nullptr
                             : saved->normalizer + (item.b * plan.H + h) * plan.L;
     queries.run(plan, s, matrices, item, h,
-                piece(item.segment.q_begin, item.segment.q_end, pieces, index), state, out,
+                Block(item.segment.q_begin, item.segment.q_end, pieces, index), state, out,
                 normalizer);
   };
   const int64_t state_floats = part_floats<PairState>(s);
-  if (pieces == 1 && (group == 1 || items >= kWantedTasks)) {
+  if (cut.whole_items) {
     // Enough items for every thread: a task does both sweeps and needs no state beyond its own.
     parallel_for(items, [&](int64_t index) {
-      const PairItem item(plan, index);
+      const Item item(plan, index);
       ScratchLayout layout(thread_scratch(
           state_floats + std::max(part_floats<PairKeys>(s), part_floats<PairQueries>(s))));
       PairState state;
       state.place(layout, s);
       absorb(item, 0, layout, state);
       keep(item, state);
-      for (int64_t head = 0; head < group; ++head) {
-        answer(item, item.g * group + head, 0, layout, state);
-      }
+      for (int64_t h = item.first_head; h < item.last_head; ++h) answer(item, h, 0, layout, state);
     });
     return true;
   }
@@ -331,19 +282,19 @@ bool run_bfloat16_forward(const Plan<float>& plan, const OutputRows& out, Saved<
     return state;
   };
   parallel_for(items * pieces, [&](int64_t task) {
-    absorb(PairItem(plan, task / pieces), task % pieces,
+    absorb(Item(plan, task / pieces), task % pieces,
            ScratchLayout(thread_scratch(part_floats<PairKeys>(s))), state_at(task));
   });
   parallel_for(items, [&](int64_t index) {
     for (int64_t other = 1; other < pieces; ++other) {
       state_at(index * pieces).merge(s, state_at(index * pieces + other));
     }
-    keep(PairItem(plan, index), state_at(index * pieces));
+    keep(Item(plan, index), state_at(index * pieces));
   });
-  parallel_for(items * group * pieces, [&](int64_t task) {
-    const int64_t index = task / (group * pieces);
-    const PairItem item(plan, index);
-    answer(item, item.g * group + task / pieces % group, task % pieces,
+  parallel_for(cut.query_tasks(), [&](int64_t task) {
+    const int64_t index = cut.item_of(task);
+    const Item item(plan, index);
+    answer(item, item.first_head + cut.head_of(task), cut.block_of(task),
            ScratchLayout(thread_scratch(part_floats<PairQueries>(s))), state_at(index * pieces));
   });
   return true;

@@ -8,6 +8,7 @@
 #include "hwy/foreach_target.h"
 #include "favor/bidirectional-inl.h"
 #include "favor/gradients-inl.h"
+#include "favor/pair_gradients-inl.h"
 // clang-format on
 
 HWY_BEFORE_NAMESPACE();
@@ -132,9 +133,10 @@ struct KeyGradientSweep {
   }
 };
 
-void run_bidirectional_backward(const Plan<float>& plan, const InputRows& out,
-                                const InputRows& dout, const Saved<float>& saved,
-                                const OutputRows& dq, const OutputRows& dk, const OutputRows& dv) {
+template <class QuerySide, class KeySide>
+void run_sweeps(const Plan<float>& plan, const InputRows& out, const InputRows& dout,
+                const Saved<float>& saved, const OutputRows& dq, const OutputRows& dk,
+                const OutputRows& dv) {
   const HeadPlans heads(plan);
   const Cut cut(plan);
   const int64_t blocks = cut.blocks;
@@ -145,14 +147,14 @@ void run_bidirectional_backward(const Plan<float>& plan, const InputRows& out,
   };
   const auto query_side = [&](const HeadPlan& head, const Item& item, int64_t h, const Block& block,
                               ScratchLayout layout, const KeyState& state, const KeyState& sums) {
-    QueryGradientSweep sweep;
+    QuerySide sweep;
     sweep.place(layout, head);
     sweep.run(plan, head, item, h, block, state, out, dout,
               saved.normalizer + (item.b * plan.H + h) * plan.L, dq, sums);
   };
   const auto key_side = [&](const HeadPlan& head, const Item& item, const Block& block,
                             ScratchLayout layout, const KeyState& state, const KeyState& sums) {
-    KeyGradientSweep sweep;
+    KeySide sweep;
     sweep.place(layout, head);
     sweep.run(plan, head, item, block, state, sums, dk, dv);
   };
@@ -160,11 +162,10 @@ void run_bidirectional_backward(const Plan<float>& plan, const InputRows& out,
     parallel_for(cut.items, [&](int64_t index) {
       const Item item(plan, index);
       const HeadPlan& common = heads.common();
-      ScratchLayout layout(
-          thread_scratch(heads.head_floats() + 2 * scratch_floats<KeyState>(common) +
-                         std::max({heads.scratch_floats(), scratch_floats<KeySweep>(common),
-                                   scratch_floats<QueryGradientSweep>(common),
-                                   scratch_floats<KeyGradientSweep>(common)})));
+      ScratchLayout layout(thread_scratch(
+          heads.head_floats() + 2 * scratch_floats<KeyState>(common) +
+          std::max({heads.scratch_floats(), scratch_floats<KeySweep>(common),
+                    scratch_floats<QuerySide>(common), scratch_floats<KeySide>(common)})));
       KeyState state;
       KeyState sums;
       state.place(layout, common);
@@ -202,7 +203,7 @@ void run_bidirectional_backward(const Plan<float>& plan, const InputRows& out,
     sums.at(task).clear(head);
     query_side(head, item, item.first_head + cut.head_of(task),
                Block(item.segment.q_begin, item.segment.q_end, blocks, cut.block_of(task)),
-               ScratchLayout(thread_scratch(scratch_floats<QueryGradientSweep>(head))),
+               ScratchLayout(thread_scratch(scratch_floats<QuerySide>(head))),
                states.at(index * state_stride), sums.at(task));
   });
   const int64_t parts = cut.group * blocks;
@@ -216,9 +217,21 @@ void run_bidirectional_backward(const Plan<float>& plan, const InputRows& out,
     const Item item(plan, index);
     const HeadPlan& head = item_heads[index];
     key_side(head, item, Block(item.segment.k_begin, item.segment.k_end, blocks, task % blocks),
-             ScratchLayout(thread_scratch(scratch_floats<KeyGradientSweep>(head))),
+             ScratchLayout(thread_scratch(scratch_floats<KeySide>(head))),
              states.at(index * state_stride), sums.at(index * parts));
   });
+}
+
+void run_bidirectional_backward(const Plan<float>& plan, const InputRows& out,
+                                const InputRows& dout, const Saved<float>& saved,
+                                const OutputRows& dq, const OutputRows& dk, const OutputRows& dv) {
+#if FAVOR_HAS_PAIRS
+  if (pair_gradients_serve(plan)) {
+    run_sweeps<PairQueryGradientSweep, PairKeyGradientSweep>(plan, out, dout, saved, dq, dk, dv);
+    return;
+  }
+#endif
+  run_sweeps<QueryGradientSweep, KeyGradientSweep>(plan, out, dout, saved, dq, dk, dv);
 }
 
 }  // namespace

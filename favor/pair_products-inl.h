@@ -55,6 +55,11 @@ HWY_INLINE Words pair_words(Words first, Words second) {
   return hn::Or(hn::ShiftRight<16>(first), second);
 }
 
+/// Pairs of neighbours: `first` in the first half of the words, each number rounded.
+HWY_INLINE Words neighbours(Vector first, Vector second) {
+  return hn::BitCast(WordTag(), hn::OrderedDemote2To(PairTag(), first, second));
+}
+
 /// As exp2, with relative error below 1.1e-4, a thirtieth of what rounding to bfloat16 may cost.
 HWY_INLINE Vector coarse_exp2(Vector x) {
   const FloatTag d;

@@ -44,31 +44,13 @@ struct PairSizes {
         d_words((D + 1) / 2) {}
 };
 
-/// Independent pieces of work: a batch item, key head and segment.
-struct PairItem {
-  int64_t b, g;
-  Segment segment;
-
-  PairItem(const Plan<float>& plan, int64_t index)
-      : b(index / plan.num_segments() / plan.G),
-        g(index / plan.num_segments() % plan.G),
-        segment(plan.segments[static_cast<size_t>(index % plan.num_segments())]) {}
-};
-
-/// The logarithms of key weights of batch item b and key head g, or null.
-inline const float* pair_log_weights(const Plan<float>& plan, const PairItem& item) {
-  const int64_t W = plan.num_key_log_weights;
-  return plan.key_log_weight == nullptr
-             ? nullptr
-             : plan.key_log_weight + (item.b * W + (W == 1 ? 0 : item.g)) * plan.S;
+/// Pairs that hold n numbers.
+inline int64_t num_pairs(int64_t n) {
+  return (n + 1) / 2;
 }
 
-/// Whether key j takes part.
-inline bool allows_key(const Plan<float>& plan, const PairItem& item, int64_t j) {
-  const uint8_t* mask = plan.mask_row(item.b);
-  const float* log_weight = pair_log_weights(plan, item);
-  return (mask == nullptr || mask[j] == 0) &&
-         (log_weight == nullptr || log_weight[j] != -std::numeric_limits<float>::infinity());
+inline const bfloat16* bfloat16_row(const InputRows& rows, int64_t b, int64_t h, int64_t i) {
+  return reinterpret_cast<const bfloat16*>(rows.row(b, h, i).data);
 }
 
 /// The random matrices, scaled so that products with raw tokens are logits in base 2: for each
@@ -195,12 +177,31 @@ struct PairState {
   }
 };
 
-/// Copies a chunk of rows into panels of [C, N] words; rows that are skipped become zeros.
-inline HWY_NOINLINE void pack_tokens(const bfloat16* from, int64_t stride, const PairSizes& s,
+/// Which rows of a chunk of n keys from key j on take part, and what is subtracted from the
+/// exponents of their features, +inf for the others.
+inline HWY_NOINLINE void load_pair_keys(const Plan<float>& plan, const Item& item, int64_t j,
+                                        int64_t n, uint8_t* skip, float* offset) {
+  const auto half_norm = static_cast<float>(0.5 * plan.scale * std::numbers::log2e);
+  const float* log_weight = plan.log_weight_row(item.b, item.g);
+  for (int64_t r = 0; r < kChunk; ++r) {
+    skip[r] = r >= n || !plan.allows_key(item.b, item.g, j + r);
+    if (skip[r] != 0) {
+      offset[r] = std::numeric_limits<float>::infinity();
+      continue;
+    }
+    const bfloat16* k = bfloat16_row(plan.k, item.b, item.g, j + r);
+    offset[r] = half_norm * dot(k, k, plan.D);
+    if (log_weight != nullptr) offset[r] -= log_weight[j + r] * std::numbers::log2e_v<float>;
+  }
+}
+
+/// Copies a chunk of rows of `cols` elements into panels of [C, N] words; rows that are skipped
+/// become zeros.
+inline HWY_NOINLINE void pack_tokens(const bfloat16* from, int64_t stride, int64_t cols,
                                      const uint8_t* skip, uint32_t* to) {
   const int64_t N = row_words();
-  for (int64_t panel = 0; panel < s.d_panels; ++panel, to += kChunk * N) {
-    const int64_t width = std::min(2 * N, s.D - panel * 2 * N);
+  for (int64_t panel = 0; panel < num_panels(cols); ++panel, to += kChunk * N) {
+    const int64_t width = std::min(2 * N, cols - panel * 2 * N);
     for (int64_t r = 0; r < kChunk; ++r) {
       uint32_t* row = to + r * N;
       if (skip[r] != 0) {
@@ -218,41 +219,61 @@ inline HWY_NOINLINE void pack_tokens(const bfloat16* from, int64_t stride, const
   }
 }
 
-/// Packs the values of a chunk of keys as pairs of keys, panels of [C / 2, 2 N] words, and widens
-/// the range of the values seen.
-inline HWY_NOINLINE void pack_values(const bfloat16* from, int64_t stride, const PairSizes& s,
-                                     const uint8_t* skip, const PairState& state, uint32_t* to) {
+/// Packs a chunk of rows of `cols` elements as pairs of tokens, panels of [C / 2, 2 N] words; rows
+/// that are skipped become zeros. With kRange it widens the range of the elements seen.
+template <bool kRange>
+HWY_NOINLINE void pack_token_pairs(const bfloat16* from, int64_t stride, int64_t cols,
+                                   const uint8_t* skip, float* least, float* most, uint32_t* to) {
   const FloatTag d;
   const WordTag du;
   const int64_t N = row_words();
   const int64_t NR = 2 * N;
-  for (int64_t panel = 0; panel < s.e_panels; ++panel, to += kChunk / 2 * NR) {
-    const int64_t width = std::min(NR, s.E - panel * NR);
-    float* least = state.least + panel * NR;
-    float* most = state.most + panel * NR;
-    Vector least0 = hn::LoadU(d, least), least1 = hn::LoadU(d, least + N);
-    Vector most0 = hn::LoadU(d, most), most1 = hn::LoadU(d, most + N);
+  for (int64_t panel = 0; panel < num_panels(cols); ++panel, to += kChunk / 2 * NR) {
+    const int64_t width = std::min(NR, cols - panel * NR);
+    Vector least0 = hn::Zero(d), least1 = least0, most0 = least0, most1 = least0;
+    if constexpr (kRange) {
+      least0 = hn::LoadU(d, least + panel * NR);
+      least1 = hn::LoadU(d, least + panel * NR + N);
+      most0 = hn::LoadU(d, most + panel * NR);
+      most1 = hn::LoadU(d, most + panel * NR + N);
+    }
     for (int64_t r = 0; r < kChunk; r += 2) {
       Vector low[2] = {hn::Zero(d), hn::Zero(d)};
       Vector high[2] = {hn::Zero(d), hn::Zero(d)};
       for (int64_t side = 0; side < 2; ++side) {
-        if (skip[r + side] != 0) {
-          continue;
-        }
+        if (skip[r + side] != 0) continue;
         load_pair(from + (r + side) * stride + panel * NR, width, low[side], high[side]);
-        least0 = hn::Min(least0, low[side]);
-        least1 = hn::Min(least1, high[side]);
-        most0 = hn::Max(most0, low[side]);
-        most1 = hn::Max(most1, high[side]);
+        if constexpr (kRange) {
+          least0 = hn::Min(least0, low[side]);
+          least1 = hn::Min(least1, high[side]);
+          most0 = hn::Max(most0, low[side]);
+          most1 = hn::Max(most1, high[side]);
+        }
       }
       uint32_t* row = to + r / 2 * NR;
       hn::StoreU(pair_words(hn::BitCast(du, low[0]), hn::BitCast(du, low[1])), du, row);
       hn::StoreU(pair_words(hn::BitCast(du, high[0]), hn::BitCast(du, high[1])), du, row + N);
     }
-    hn::StoreU(least0, d, least);
-    hn::StoreU(least1, d, least + N);
-    hn::StoreU(most0, d, most);
-    hn::StoreU(most1, d, most + N);
+    if constexpr (kRange) {
+      hn::StoreU(least0, d, least + panel * NR);
+      hn::StoreU(least1, d, least + panel * NR + N);
+      hn::StoreU(most0, d, most + panel * NR);
+      hn::StoreU(most1, d, most + panel * NR + N);
+    }
+  }
+}
+
+/// Rounds rows of one panel, an even number, to pairs of rows: [rows / 2, 2 N] words.
+inline HWY_NOINLINE void pair_rows(const float* HWY_RESTRICT from, int64_t rows,
+                                   uint32_t* HWY_RESTRICT to) {
+  const FloatTag d;
+  const int64_t N = row_words();
+  for (int64_t r = 0; r < rows; r += 2, from += 4 * N, to += 2 * N) {
+    for (int64_t half = 0; half < 2 * N; half += N) {
+      hn::StoreU(pair_words(rounded_words(hn::LoadU(d, from + half)),
+                            rounded_words(hn::LoadU(d, from + 2 * N + half))),
+                 WordTag(), to + half);
+    }
   }
 }
 

@@ -79,6 +79,13 @@ struct Plan : AttentionCall<T> {
   int64_t num_map_parameter_sets;
 };
 
+/// Whether products of bfloat16 pairs serve the call, if its tensors are bfloat16 and the CPU has
+/// such products.
+inline bool pairs_serve(const Plan<float>& plan) {
+  return plan.feature_map == FeatureMapKind::kPositive && plan.eps == 0 && plan.renormalize &&
+         !plan.official && plan.window == 0 && plan.sinks == 0 && plan.structured == nullptr;
+}
+
 /// Item `index` of a plan, in the order batch, key head, segment.
 struct Item {
   int64_t b, g;
