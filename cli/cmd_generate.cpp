@@ -17,6 +17,7 @@
 #include "performer/infer/generate.h"
 #include "performer/infer/records.h"
 #include "performer/infer/stream_file.h"
+#include "performer/models/large_pages.h"
 #include "performer/train/checkpoint.h"
 #include "performer/train/run_folder.h"
 
@@ -304,6 +305,7 @@ int run_generate(const Command& command, const std::vector<std::string>& argumen
   }
   if (given.threads > 0) at::set_num_threads(static_cast<int>(given.threads));
   LoadedModel loaded = load_model(given.model, /*task=*/"");
+  move_to_large_pages(*loaded.model);
   const ModelConfig& config = loaded.model->config();
   SamplingOptions& sampling = given.sampling;
   if (loaded.task == "pixels") return run_pictures(given, loaded, report);

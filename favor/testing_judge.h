@@ -14,7 +14,7 @@
 #include "favor/cancellation.h"
 #include "favor/kinks.h"
 #include "favor/testing_errors.h"
-#include "favor/testing_pairs.h"
+#include "favor/testing_feature_terms.h"
 #include "favor/testing_runs.h"
 
 namespace favor::test {
@@ -103,7 +103,9 @@ struct Judge {
     const bool rounds_weights = element == ElementType::kBfloat16;
     if (compare_gradients || rounds_weights) terms = run_reference<double>(p, Passes::kTerms);
     if (!rounds_weights) terms.out_terms.clear();
-    if (compare_gradients && rounds_operands(p.spec)) add_feature_terms(p, terms);
+    if (compare_gradients && (rounds_operands(p.spec) || has_opposite_rows(p.spec))) {
+      add_feature_terms(p, terms);
+    }
     // Each denominator's rounding, and what its weights err by, are relative to the size of its
     // terms. Sines of large angles err by the rounding of the angle.
     const double size = cancellation(p);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of weights with few tokens: four rows at a time against two tokens, while the rows that
-// follow come from memory. Compiled once per instruction set.
+// Products of weights with few tokens, bound by reading the weights from memory. Compiled once per
+// instruction set.
 
 // clang-format off
 #undef HWY_TARGET_INCLUDE
@@ -18,7 +18,6 @@
 
 #include "favor/isa.h"
 #include "favor/parallel.h"
-#include "hwy/cache_control.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace performer {
@@ -29,49 +28,44 @@ namespace hn = hwy::HWY_NAMESPACE;
 namespace fn = favor::HWY_NAMESPACE;
 using fn::FloatTag;
 
-HWY_INLINE void prefetch_to_second_level(const float* at) {
-#if HWY_COMPILER_GCC || HWY_COMPILER_CLANG
-  __builtin_prefetch(at, /*rw=*/0, /*locality=*/2);
-#else
-  hwy::Prefetch(at);
-#endif
+// Products of one row with one token or two, by lanes. Elements of x and y stand where
+// align_to_rows puts them. Two sums each, because one would wait for the latency of its additions.
+template <bool kTwo, class D, class V = hn::Vec<D>>
+HWY_INLINE void multiply_row(D d, const float* HWY_RESTRICT row, int64_t cols,
+                             const float* HWY_RESTRICT x, const float* HWY_RESTRICT y, V& a, V& b) {
+  const int64_t N = static_cast<int64_t>(hn::Lanes(d));
+  V a1 = hn::Zero(d), b1 = a1;
+  a = b = a1;
+  int64_t i = 0;
+  for (; i + 2 * N <= cols; i += 2 * N) {
+    const V w0 = hn::LoadU(d, row + i), w1 = hn::LoadU(d, row + i + N);
+    a = hn::MulAdd(w0, hn::LoadU(d, x + i), a);
+    a1 = hn::MulAdd(w1, hn::LoadU(d, x + i + N), a1);
+    if constexpr (kTwo) {
+      b = hn::MulAdd(w0, hn::LoadU(d, y + i), b);
+      b1 = hn::MulAdd(w1, hn::LoadU(d, y + i + N), b1);
+    }
+  }
+  for (; i < cols; i += N) {
+    const V w = hn::LoadU(d, row + std::min(i, cols - N));
+    a = hn::MulAdd(w, hn::LoadU(d, x + i), a);
+    if constexpr (kTwo) b = hn::MulAdd(w, hn::LoadU(d, y + i), b);
+  }
+  a = hn::Add(a, a1);
+  if constexpr (kTwo) b = hn::Add(b, b1);
 }
 
-// Products of four rows with one token or two, the sums to out[0..4) and out[4..8). Elements of x
-// and y stand where align_to_rows puts them. With kAhead the four rows that follow in memory are
-// called to the second-level cache, line by line in their order: the hardware would have to find
-// out four streams anew with every step down the matrix, and calls to the first level wait for its
-// few line buffers, which takes a fifth longer.
-template <bool kTwo, bool kAhead, class D>
+// Products of four rows with one token or two, the sums to out[0..4) and out[4..8). One row after
+// the other, as they lie in memory: the hardware follows that better than four streams.
+template <bool kTwo, class D>
 HWY_INLINE void multiply_four(D d, const float* HWY_RESTRICT rows, int64_t cols,
                               const float* HWY_RESTRICT x, const float* HWY_RESTRICT y,
                               float* HWY_RESTRICT out) {
-  using V = hn::Vec<D>;
-  const int64_t N = static_cast<int64_t>(hn::Lanes(d));
-  constexpr int64_t kLine = 16;
-  const float* ahead = rows + 4 * cols;
-  V a0 = hn::Zero(d), a1 = a0, a2 = a0, a3 = a0, b0 = a0, b1 = a0, b2 = a0, b3 = a0;
-  for (int64_t i = 0; i < cols; i += N) {
-    const float* HWY_RESTRICT at = rows + std::min(i, cols - N);
-    const V w0 = hn::LoadU(d, at), w1 = hn::LoadU(d, at + cols);
-    const V w2 = hn::LoadU(d, at + 2 * cols), w3 = hn::LoadU(d, at + 3 * cols);
-    if constexpr (kAhead) {
-      for (int64_t line = 0; line < 4 * N; line += kLine)
-        prefetch_to_second_level(ahead + 4 * i + line);
-    }
-    const V xs = hn::LoadU(d, x + i);
-    a0 = hn::MulAdd(w0, xs, a0);
-    a1 = hn::MulAdd(w1, xs, a1);
-    a2 = hn::MulAdd(w2, xs, a2);
-    a3 = hn::MulAdd(w3, xs, a3);
-    if constexpr (kTwo) {
-      const V ys = hn::LoadU(d, y + i);
-      b0 = hn::MulAdd(w0, ys, b0);
-      b1 = hn::MulAdd(w1, ys, b1);
-      b2 = hn::MulAdd(w2, ys, b2);
-      b3 = hn::MulAdd(w3, ys, b3);
-    }
-  }
+  hn::Vec<D> a0, a1, a2, a3, b0, b1, b2, b3;
+  multiply_row<kTwo>(d, rows, cols, x, y, a0, b0);
+  multiply_row<kTwo>(d, rows + cols, cols, x, y, a1, b1);
+  multiply_row<kTwo>(d, rows + 2 * cols, cols, x, y, a2, b2);
+  multiply_row<kTwo>(d, rows + 3 * cols, cols, x, y, a3, b3);
   fn::store_sums(d, a0, a1, a2, a3, out);
   if constexpr (kTwo) fn::store_sums(d, b0, b1, b2, b3, out + 4);
 }
@@ -105,19 +99,11 @@ HWY_NOINLINE void multiply_range(D d, const LinearRows& layer, int64_t first, in
     int64_t b = 0;
     for (; b + 2 <= B; b += 2) {
       const float* tokens = x + b * stride;
-      if (b == 0) {
-        multiply_four<true, true>(d, rows, layer.cols, tokens, tokens + stride, sums);
-      } else {
-        multiply_four<true, false>(d, rows, layer.cols, tokens, tokens + stride, sums);
-      }
+      multiply_four<true>(d, rows, layer.cols, tokens, tokens + stride, sums);
       for (int64_t i = 0; i < 8; ++i) write(b + i / 4, r + i % 4, sums[i]);
     }
     if (b == B) continue;
-    if (b == 0) {
-      multiply_four<false, true>(d, rows, layer.cols, x, nullptr, sums);
-    } else {
-      multiply_four<false, false>(d, rows, layer.cols, x + b * stride, nullptr, sums);
-    }
+    multiply_four<false>(d, rows, layer.cols, x + b * stride, nullptr, sums);
     for (int64_t i = 0; i < 4; ++i) write(b, r + i, sums[i]);
   }
   for (; r < end; ++r) {

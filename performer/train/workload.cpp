@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "favor/check.h"
+#include "performer/models/large_pages.h"
 #include "performer/models/models.h"
 #include "performer/nn/autocast.h"
 #include "performer/train/adamw.h"
@@ -80,6 +81,7 @@ Workload::Workload(const WorkOptions& options) {
     }
     return;
   }
+  move_to_large_pages(*parts.model);
   const Autocast autocast(options.bfloat16);
   // Pieces bound the memory of activations, whatever the length.
   constexpr int64_t kPiece = 4096;
