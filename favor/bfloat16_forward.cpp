@@ -44,7 +44,7 @@ struct PairKeys {
     sums = layout.take(2 * N);
   }
 
-  void run(const Plan<float>& plan, const PairSizes& s, const SplitMatrices& matrices,
+  void run(const Plan<float>& plan, const PairSizes& s, const PairMatrices& matrices,
            const Item& item, const Block& block, const PairState& state) const {
     for (int64_t j = block.begin; j < block.end; j += kChunk) {
       const int64_t n = std::min(kChunk, block.end - j);
@@ -57,7 +57,7 @@ struct PairKeys {
       for (int64_t panel = 0; panel < s.m_panels; ++panel) {
         prefetch_rows(plan.k, item.b, item.g, next.first, next.last, panel, s.m_panels);
         prefetch_rows(plan.v, item.b, item.g, next.first, next.last, panel, s.m_panels);
-        absorb_panel(s, matrices.panel(s, item.g, panel), panel, state);
+        absorb_panel(s, matrices.columns(s, item.g, panel), panel, state);
       }
     }
   }
@@ -156,7 +156,7 @@ struct PairQueries {
     }
   }
 
-  void run(const Plan<float>& plan, const PairSizes& s, const SplitMatrices& matrices,
+  void run(const Plan<float>& plan, const PairSizes& s, const PairMatrices& matrices,
            const Item& item, int64_t h, const Block& block, const PairState& state,
            const OutputRows& result, float* normalizer) const {
     const int64_t N = row_words();
@@ -184,7 +184,7 @@ struct PairQueries {
       for (int64_t panel = 0; panel < s.m_panels; ++panel) {
         prefetch_rows(plan.q, item.b, h, next.first, next.last, panel, s.m_panels);
         prefetch_rows(result, item.b, h, i, i + n, panel, s.m_panels);
-        multiply_pairs<false, true>(tokens, kChunk * N, matrices.panel(s, item.g, panel), nullptr,
+        multiply_pairs<false, true>(tokens, kChunk * N, matrices.columns(s, item.g, panel), nullptr,
                                     logits + panel * kChunk * NR, s.d_words, kChunk / kPairRows);
       }
       row_features(s, state);
@@ -232,7 +232,7 @@ int64_t part_floats(const PairSizes& s) {
 
 bool run_bfloat16_forward(const Plan<float>& plan, const OutputRows& out, Saved<float>* saved) {
   const PairSizes s(plan);
-  const SplitMatrices matrices(plan, s);
+  const PairMatrices matrices(plan, s, /*with_rows=*/false);
   const Cut cut(plan);
   const int64_t items = cut.items, pieces = cut.blocks;
   const auto absorb = [&](const Item& item, int64_t index, ScratchLayout layout,

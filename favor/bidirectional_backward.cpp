@@ -133,10 +133,12 @@ struct KeyGradientSweep {
   }
 };
 
+/// Each task copies the prototype of its sweep and places the copy's scratch.
 template <class QuerySide, class KeySide>
 void run_sweeps(const Plan<float>& plan, const InputRows& out, const InputRows& dout,
                 const Saved<float>& saved, const OutputRows& dq, const OutputRows& dk,
-                const OutputRows& dv) {
+                const OutputRows& dv, const QuerySide& query_prototype,
+                const KeySide& key_prototype) {
   const HeadPlans heads(plan);
   const Cut cut(plan);
   const int64_t blocks = cut.blocks;
@@ -147,14 +149,14 @@ void run_sweeps(const Plan<float>& plan, const InputRows& out, const InputRows& 
   };
   const auto query_side = [&](const HeadPlan& head, const Item& item, int64_t h, const Block& block,
                               ScratchLayout layout, const KeyState& state, const KeyState& sums) {
-    QuerySide sweep;
+    QuerySide sweep = query_prototype;
     sweep.place(layout, head);
     sweep.run(plan, head, item, h, block, state, out, dout,
               saved.normalizer + (item.b * plan.H + h) * plan.L, dq, sums);
   };
   const auto key_side = [&](const HeadPlan& head, const Item& item, const Block& block,
                             ScratchLayout layout, const KeyState& state, const KeyState& sums) {
-    KeySide sweep;
+    KeySide sweep = key_prototype;
     sweep.place(layout, head);
     sweep.run(plan, head, item, block, state, sums, dk, dv);
   };
@@ -227,11 +229,13 @@ void run_bidirectional_backward(const Plan<float>& plan, const InputRows& out,
                                 const OutputRows& dq, const OutputRows& dk, const OutputRows& dv) {
 #if FAVOR_HAS_PAIRS
   if (pair_gradients_serve(plan)) {
-    run_sweeps<PairQueryGradientSweep, PairKeyGradientSweep>(plan, out, dout, saved, dq, dk, dv);
+    const PairMatrices matrices(plan, PairSizes(plan), /*with_rows=*/true);
+    run_sweeps(plan, out, dout, saved, dq, dk, dv, PairQueryGradientSweep{&matrices},
+               PairKeyGradientSweep{&matrices});
     return;
   }
 #endif
-  run_sweeps<QueryGradientSweep, KeyGradientSweep>(plan, out, dout, saved, dq, dk, dv);
+  run_sweeps(plan, out, dout, saved, dq, dk, dv, QueryGradientSweep(), KeyGradientSweep());
 }
 
 }  // namespace

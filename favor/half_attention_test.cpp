@@ -245,6 +245,38 @@ TEST(HalfAttention, ProductsOfBfloat16MatchTheReferenceAtLength) {
   }
 }
 
+// Storing a gradient as bfloat16 alone costs 0.17 % of it.
+TEST(HalfAttention, GradientsByProductsOfBfloat16AreNearTheTruth) {
+  for (const double norm : {0.1, 0.5, 1.0, 2.0}) {
+    Case c;
+    c.element = ElementType::kBfloat16;
+    c.H = 1;
+    c.L = c.S = 300;
+    c.D = 40;
+    c.E = 33;
+    c.M = 128;
+    c.norm = norm;
+    const Problem p = test::make_problem(c);
+    const auto truth = test::run_reference<double>(p);
+    const auto relative = [](const std::vector<float>& x, const std::vector<double>& exact) {
+      double error = 0, size = 0;
+      for (size_t i = 0; i < exact.size(); ++i) {
+        error += (x[i] - exact[i]) * (x[i] - exact[i]);
+        size += exact[i] * exact[i];
+      }
+      return std::sqrt(error / size);
+    };
+    test::for_each_isa([&](const char* isa) {
+      SCOPED_TRACE(message("norm ", norm, " ", isa));
+      const auto r = test::run_kernel(p);
+      EXPECT_LT(relative(r.out, truth.out), 0.005);
+      EXPECT_LT(relative(r.dq, truth.dq), 0.01);
+      EXPECT_LT(relative(r.dk, truth.dk), 0.01);
+      EXPECT_LT(relative(r.dv, truth.dv), 0.005);
+    });
+  }
+}
+
 // Steps on 16-bit tokens give the rows of the whole causal pass, both from float states.
 template <class T>
 void expect_steps_equal_rows(ElementType element) {

@@ -40,6 +40,10 @@ std::vector<Case> all_kinds() {
     for (const auto map : test::kSignedMaps) add(map, ProjectionUse::kShared, false);
     add(FeatureMapKind::kRelu, ProjectionUse::kNone, false);
     add(FeatureMapKind::kPositive, ProjectionUse::kShared, true);
+    // Products of bfloat16 numbers, where the CPU has them.
+    add(FeatureMapKind::kPositive, ProjectionUse::kShared, false);
+    cases.back().element = ElementType::kBfloat16;
+    cases.back().M = 64;
   }
   return cases;
 }

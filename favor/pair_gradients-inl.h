@@ -21,8 +21,8 @@
 #include <limits>
 #include <numbers>
 
+#include "favor/bidirectional-inl.h"
 #include "favor/pairs-inl.h"
-#include "favor/state-inl.h"
 
 #if FAVOR_HAS_PAIRS
 HWY_BEFORE_NAMESPACE();
@@ -36,50 +36,10 @@ inline bool pair_gradients_serve(const Plan<float>& plan) {
          plan.M % panel_width() == 0;
 }
 
-/// Panels of `cols` columns, as pairs of neighbouring columns, of a chunk of tokens.
+/// Words of a chunk of tokens with `cols` columns, as pairs of neighbours.
 inline int64_t chunk_words(int64_t cols) {
   return num_panels(cols) * kChunk * row_words();
 }
-
-/// A head's random matrix as right operands.
-struct PairMatrix {
-  uint32_t* columns;  ///< m_panels of [D / 2, 4 N], split, for logits in base 2
-  uint32_t* rows;     ///< d_panels of [M / 2, 2 N], rounded, for gradients of tokens
-
-  void place(ScratchLayout& layout, const HeadPlan& head) {
-    columns = take_words(layout, num_panels(head.M) * num_pairs(head.D) * 2 * panel_width());
-    rows = take_words(layout, num_panels(head.D) * head.M / 2 * panel_width());
-  }
-
-  HWY_NOINLINE void load(const HeadPlan& head) const {
-    const FloatTag d;
-    const WordTag du;
-    const int64_t N = row_words();
-    const Matrix& matrix = head.query.matrix;
-    const Vector log2e = hn::Set(d, std::numbers::log2e_v<float>);
-    uint32_t* to = columns;
-    for (int64_t panel = 0; panel < num_panels(head.M); ++panel) {
-      for (int64_t i = 0; i < head.D; i += 2, to += 4 * N) {
-        for (int64_t half = 0; half < 2 * N; half += N) {
-          const Vector first = hn::Mul(log2e, hn::LoadU(d, matrix.columns.at(i, panel) + half));
-          Vector second = hn::Zero(d);
-          if (i + 1 < head.D) {
-            second = hn::Mul(log2e, hn::LoadU(d, matrix.columns.at(i + 1, panel) + half));
-          }
-          const Words high0 = rounded_words(first), high1 = rounded_words(second);
-          hn::StoreU(pair_words(high0, high1), du, to + half);
-          hn::StoreU(pair_words(rounded_words(hn::Sub(first, hn::BitCast(d, high0))),
-                                rounded_words(hn::Sub(second, hn::BitCast(d, high1)))),
-                     du, to + 2 * N + half);
-        }
-      }
-    }
-    to = rows;
-    for (int64_t panel = 0; panel < num_panels(head.D); ++panel, to += head.M / 2 * 2 * N) {
-      pair_rows(matrix.rows.at(0, panel), head.M, to);
-    }
-  }
-};
 
 /// Sums [M, E] as pairs of neighbouring columns, transposed: m_panels of [E / 2, 2 N].
 struct PairColumns {
@@ -189,7 +149,7 @@ inline void multiply_chunk(const HeadPlan& head, const uint32_t* left, const uin
 
 /// As QueryGradientSweep.
 struct PairQueryGradientSweep {
-  PairMatrix matrix;
+  const PairMatrices* matrices = nullptr;
   PairColumns S;
   uint32_t* tokens;           ///< d_panels of [C, N]
   uint32_t* dout_words;       ///< e_panels of [C, N]
@@ -201,7 +161,6 @@ struct PairQueryGradientSweep {
   float *delta, *norm;        ///< [C]
 
   void place(ScratchLayout& layout, const HeadPlan& head) {
-    matrix.place(layout, head);
     S.place(layout, head);
     tokens = take_words(layout, chunk_words(head.D));
     dout_words = take_words(layout, chunk_words(head.E));
@@ -220,7 +179,8 @@ struct PairQueryGradientSweep {
            const float* normalizer, const OutputRows& dq, const KeyState& sums) const {
     const int64_t N = row_words(), NR = 2 * N;
     const int64_t panels = num_panels(head.M);
-    matrix.load(head);
+    const PairSizes s(plan);
+    if (block.begin == block.end) return;
     S.load(head, state.S);
     float ones[kChunk];
     std::fill_n(ones, kChunk, 1.0f);
@@ -230,13 +190,12 @@ struct PairQueryGradientSweep {
       load(plan, head, item.b, h, i, n, out, dout, normalizer);
       for (int64_t panel = 0; panel < panels; ++panel) {
         const int64_t f = panel * NR;
-        for (const InputRows& rows : {plan.q, dout, out}) {
-          prefetch_rows(rows, item.b, h, next.first, next.last, panel, panels);
-        }
+        prefetch_rows(plan.q, item.b, h, next.first, next.last, panel, panels);
+        prefetch_rows(dout, item.b, h, next.first, next.last, panel, panels);
+        prefetch_rows(out, item.b, h, next.first, next.last, panel, panels);
         prefetch_rows(dq, item.b, h, i, i + n, panel, panels);
-        multiply_pairs<false, true>(tokens, kChunk * N,
-                                    matrix.columns + panel * num_pairs(head.D) * 2 * NR, nullptr,
-                                    logits, num_pairs(head.D), kChunk / kPairRows);
+        multiply_pairs<false, true>(tokens, kChunk * N, matrices->columns(s, item.g, panel),
+                                    nullptr, logits, s.d_words, kChunk / kPairRows);
         multiply_pairs<false, false>(dout_words, kChunk * N, S.panel(head, panel), nullptr,
                                      dfeatures, num_pairs(head.E), kChunk / kPairRows);
         pair_query_gradients(logits, dfeatures, norm, delta, state.c + f, state.z + f, sums.z + f,
@@ -247,7 +206,7 @@ struct PairQueryGradientSweep {
                                       kChunk / 2, NR / kPairRows);
         }
       }
-      multiply_chunk(head, dlogits, matrix.rows, head.D, product);
+      multiply_chunk(head, dlogits, matrices->rows(item.g), head.D, product);
       unpack_rows(product, n, head.D, ones, dq.row(item.b, h, i), dq.strides[2]);
     }
   }
@@ -274,7 +233,7 @@ struct PairQueryGradientSweep {
 
 /// As KeyGradientSweep.
 struct PairKeyGradientSweep {
-  PairMatrix matrix;
+  const PairMatrices* matrices = nullptr;
   PairColumns R;              ///< the sums transposed
   uint32_t* sum_rows;         ///< e_panels of [M / 2, 2 N]: the sums as pairs of features
   uint32_t* tokens;           ///< d_panels of [C, N]
@@ -287,7 +246,6 @@ struct PairKeyGradientSweep {
   float* row_sums;            ///< [C, N]
 
   void place(ScratchLayout& layout, const HeadPlan& head) {
-    matrix.place(layout, head);
     R.place(layout, head);
     sum_rows = take_words(layout, num_panels(head.E) * head.M / 2 * panel_width());
     tokens = take_words(layout, chunk_words(head.D));
@@ -306,7 +264,8 @@ struct PairKeyGradientSweep {
            const OutputRows& dv) const {
     const int64_t N = row_words(), NR = 2 * N;
     const int64_t panels = num_panels(head.M);
-    matrix.load(head);
+    const PairSizes s(plan);
+    if (block.begin == block.end) return;
     R.load(head, sums.S);
     for (int64_t panel = 0; panel < num_panels(head.E); ++panel) {
       pair_rows(sums.S.at(0, panel), head.M, sum_rows + panel * head.M / 2 * NR);
@@ -324,15 +283,12 @@ struct PairKeyGradientSweep {
       std::fill_n(row_sums, kChunk * N, 0.0f);
       for (int64_t panel = 0; panel < panels; ++panel) {
         const int64_t f = panel * NR;
-        for (const InputRows& rows : {plan.k, plan.v}) {
-          prefetch_rows(rows, item.b, item.g, next.first, next.last, panel, panels);
-        }
-        for (const OutputRows& rows : {dv, dk}) {
-          prefetch_rows(rows, item.b, item.g, j, j + n, panel, panels);
-        }
-        multiply_pairs<false, true>(tokens, kChunk * N,
-                                    matrix.columns + panel * num_pairs(head.D) * 2 * NR, nullptr,
-                                    logits, num_pairs(head.D), kChunk / kPairRows);
+        prefetch_rows(plan.k, item.b, item.g, next.first, next.last, panel, panels);
+        prefetch_rows(plan.v, item.b, item.g, next.first, next.last, panel, panels);
+        prefetch_rows(dv, item.b, item.g, j, j + n, panel, panels);
+        prefetch_rows(dk, item.b, item.g, j, j + n, panel, panels);
+        multiply_pairs<false, true>(tokens, kChunk * N, matrices->columns(s, item.g, panel),
+                                    nullptr, logits, s.d_words, kChunk / kPairRows);
         multiply_pairs<false, false>(values, kChunk * N, R.panel(head, panel), nullptr, dfeatures,
                                      num_pairs(head.E), kChunk / kPairRows);
         pair_key_gradients(logits, dfeatures, offset, state.c + f, sums.z + f,
@@ -340,7 +296,7 @@ struct PairKeyGradientSweep {
       }
       multiply_chunk(head, features, sum_rows, head.E, product);
       unpack_rows(product, n, head.E, ones, dv.row(item.b, item.g, j), dv.strides[2]);
-      multiply_chunk(head, dlogits, matrix.rows, head.D, product);
+      multiply_chunk(head, dlogits, matrices->rows(item.g), head.D, product);
       subtract_norms(head, k, plan.k.strides[2], n, skip);
       unpack_rows(product, n, head.D, ones, dk.row(item.b, item.g, j), dk.strides[2]);
     }

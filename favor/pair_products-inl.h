@@ -42,7 +42,8 @@ HWY_INLINE int64_t row_words() {
 /// As kLazyRaise: features stay below 2^8.
 inline constexpr float kPairRaise = 8.0f;
 
-/// The nearest bfloat16 number as a float whose lower half is 0. Finite arguments only.
+/// The nearest bfloat16 number as a float whose lower half is 0. Infinities and the NaNs that
+/// arithmetic makes stay.
 HWY_INLINE Words rounded_words(Vector value) {
   const WordTag du;
   const Words word = hn::BitCast(du, value);

@@ -3,8 +3,9 @@
 // at twice the rate of floats: packed operands, the split random matrix, and the state of a head
 // for such products. Empty for other instruction sets.
 //
-// A word holds two bfloat16 numbers that meet in one product: neighbours along D for logits, along
-// M where queries meet the state, and two keys where the state absorbs values.
+// A word holds two bfloat16 numbers that meet in one product: neighbours along the dimension that
+// is summed over, which is D for logits, M or E where tokens meet sums over others, and two tokens
+// where those sums absorb them.
 
 // clang-format off
 #if defined(FAVOR_PAIRS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -29,7 +30,12 @@ HWY_BEFORE_NAMESPACE();
 namespace favor {
 namespace HWY_NAMESPACE {
 
-/// PairSizes of a call, and the panels that hold them.
+/// Pairs that hold n numbers.
+inline int64_t num_pairs(int64_t n) {
+  return (n + 1) / 2;
+}
+
+/// Sizes of a call, and the panels that hold them.
 struct PairSizes {
   int64_t D, E, M;
   int64_t d_panels, e_panels, m_panels;
@@ -41,63 +47,88 @@ struct PairSizes {
         d_panels(num_panels(D)),
         e_panels(num_panels(E)),
         m_panels(num_panels(M)),
-        d_words((D + 1) / 2) {}
+        d_words(num_pairs(D)) {}
 };
-
-/// Pairs that hold n numbers.
-inline int64_t num_pairs(int64_t n) {
-  return (n + 1) / 2;
-}
 
 inline const bfloat16* bfloat16_row(const InputRows& rows, int64_t b, int64_t h, int64_t i) {
   return reinterpret_cast<const bfloat16*>(rows.row(b, h, i).data);
 }
 
-/// The random matrices, scaled so that products with raw tokens are logits in base 2: for each
-/// panel of features and pair of dimensions 2 N words of upper and 2 N words of lower halves.
-class SplitMatrices {
+/// Rounds rows of one panel, an even number, to pairs of rows: [rows / 2, 2 N] words.
+inline HWY_NOINLINE void pair_rows(const float* HWY_RESTRICT from, int64_t rows,
+                                   uint32_t* HWY_RESTRICT to) {
+  const FloatTag d;
+  const int64_t N = row_words();
+  for (int64_t r = 0; r < rows; r += 2, from += 4 * N, to += 2 * N) {
+    for (int64_t half = 0; half < 2 * N; half += N) {
+      hn::StoreU(pair_words(rounded_words(hn::LoadU(d, from + half)),
+                            rounded_words(hn::LoadU(d, from + 2 * N + half))),
+                 WordTag(), to + half);
+    }
+  }
+}
+
+/// The random matrices as right operands, made once per call.
+class PairMatrices {
  public:
-  SplitMatrices(const Plan<float>& plan, const PairSizes& sizes)
-      : shared_(plan.P == 1), words_(sizes.m_panels * sizes.d_words * 2 * panel_width()) {
-    memory_ = allocate_floats(plan.P * words_);
-    const int64_t NR = panel_width();
-    const double scale = std::sqrt(plan.scale) * std::numbers::log2e;
-    auto* to = reinterpret_cast<uint32_t*>(memory_.get());
+  /// `with_rows`: for gradients of tokens too. M is even then.
+  PairMatrices(const Plan<float>& plan, const PairSizes& s, bool with_rows)
+      : shared_(plan.P == 1),
+        row_words_(with_rows ? s.d_panels * s.M / 2 * panel_width() : 0),
+        column_words_(s.m_panels * s.d_words * 2 * panel_width()) {
+    memory_ = allocate_floats(plan.P * (row_words_ + column_words_));
+    const int64_t upright_floats = panel_floats(s.M, s.D), floats = panel_floats(s.D, s.M);
+    const auto scratch = allocate_floats(upright_floats + floats);
+    const Panels upright{scratch.get(), s.M}, columns{scratch.get() + upright_floats, s.D};
+    const auto root = static_cast<float>(std::sqrt(plan.scale));
     for (int64_t p = 0; p < plan.P; ++p) {
-      const float* w = plan.projection + p * sizes.M * sizes.D;
-      for (int64_t f0 = 0; f0 < sizes.M; f0 += NR) {
-        for (int64_t pair = 0; pair < sizes.d_words; ++pair, to += 2 * NR) {
-          for (int64_t i = 0; i < NR; ++i) {
-            uint32_t upper = 0;
-            uint32_t lower = 0;
-            for (int64_t side = 0; side < 2; ++side) {
-              const int64_t f = f0 + i;
-              const int64_t dim = 2 * pair + side;
-              if (f >= sizes.M || dim >= sizes.D) {
-                continue;
-              }
-              const auto value = static_cast<float>(scale * w[f * sizes.D + dim]);
-              const bfloat16 high(value);
-              const bfloat16 rest(value - static_cast<float>(high));
-              upper |= static_cast<uint32_t>(high.bits) << (16 * side);
-              lower |= static_cast<uint32_t>(rest.bits) << (16 * side);
-            }
-            to[i] = upper;
-            to[NR + i] = lower;
-          }
+      pack_rows(plan.projection + p * s.M * s.D, s.D, s.M, s.D, root, nullptr, upright);
+      for (int64_t panel = 0; with_rows && panel < s.d_panels; ++panel) {
+        pair_rows(upright.at(0, panel), s.M, words(p) + panel * s.M / 2 * panel_width());
+      }
+      std::fill_n(columns.data, floats, 0.0f);
+      transpose(upright, s.M, s.D, columns);
+      split(s, columns, words(p) + row_words_);
+    }
+  }
+
+  /// One panel of features of key head g: [D / 2, 4 N], for logits in base 2. For each pair of
+  /// dimensions 2 N words of upper and 2 N of lower halves.
+  const uint32_t* columns(const PairSizes& s, int64_t g, int64_t panel) const {
+    return words(shared_ ? 0 : g) + row_words_ + panel * s.d_words * 2 * panel_width();
+  }
+
+  /// d_panels of [M / 2, 2 N], rounded.
+  const uint32_t* rows(int64_t g) const { return words(shared_ ? 0 : g); }
+
+ private:
+  uint32_t* words(int64_t p) const {
+    return reinterpret_cast<uint32_t*>(memory_.get()) + p * (row_words_ + column_words_);
+  }
+
+  static HWY_NOINLINE void split(const PairSizes& s, const Panels& matrix, uint32_t* to) {
+    const FloatTag d;
+    const WordTag du;
+    const int64_t N = row_words();
+    const Vector log2e = hn::Set(d, std::numbers::log2e_v<float>);
+    for (int64_t panel = 0; panel < s.m_panels; ++panel) {
+      for (int64_t i = 0; i < s.D; i += 2, to += 4 * N) {
+        for (int64_t half = 0; half < 2 * N; half += N) {
+          const Vector first = hn::Mul(log2e, hn::LoadU(d, matrix.at(i, panel) + half));
+          Vector second = hn::Zero(d);
+          if (i + 1 < s.D) second = hn::Mul(log2e, hn::LoadU(d, matrix.at(i + 1, panel) + half));
+          const Words high0 = rounded_words(first), high1 = rounded_words(second);
+          hn::StoreU(pair_words(high0, high1), du, to + half);
+          hn::StoreU(pair_words(rounded_words(hn::Sub(first, hn::BitCast(d, high0))),
+                                rounded_words(hn::Sub(second, hn::BitCast(d, high1)))),
+                     du, to + 2 * N + half);
         }
       }
     }
   }
 
-  const uint32_t* panel(const PairSizes& sizes, int64_t h, int64_t panel) const {
-    const auto* words = reinterpret_cast<const uint32_t*>(memory_.get());
-    return words + (shared_ ? 0 : h * words_) + panel * sizes.d_words * 2 * panel_width();
-  }
-
- private:
   bool shared_;
-  int64_t words_;
+  int64_t row_words_, column_words_;
   hwy::AlignedFreeUniquePtr<float[]> memory_;
 };
 
@@ -259,20 +290,6 @@ HWY_NOINLINE void pack_token_pairs(const bfloat16* from, int64_t stride, int64_t
       hn::StoreU(least1, d, least + panel * NR + N);
       hn::StoreU(most0, d, most + panel * NR);
       hn::StoreU(most1, d, most + panel * NR + N);
-    }
-  }
-}
-
-/// Rounds rows of one panel, an even number, to pairs of rows: [rows / 2, 2 N] words.
-inline HWY_NOINLINE void pair_rows(const float* HWY_RESTRICT from, int64_t rows,
-                                   uint32_t* HWY_RESTRICT to) {
-  const FloatTag d;
-  const int64_t N = row_words();
-  for (int64_t r = 0; r < rows; r += 2, from += 4 * N, to += 2 * N) {
-    for (int64_t half = 0; half < 2 * N; half += N) {
-      hn::StoreU(pair_words(rounded_words(hn::LoadU(d, from + half)),
-                            rounded_words(hn::LoadU(d, from + 2 * N + half))),
-                 WordTag(), to + half);
     }
   }
 }

@@ -77,7 +77,7 @@ struct Judge {
   // Weights of the backward pass are exponentials of differences from a row's logarithm: that and
   // the difference are rounded to half a spacing. Naive code divides, or has a row's one large
   // weight right whatever its logarithm. Sums that are not divided are such exponentials too.
-  double rounding_of_weights = 0, rounding_of_sums = 0;
+  double rounding_of_weights = 0, rounding_of_outputs = 0;
 
   explicit Judge(const Problem& p, Passes passes = Passes::kBoth)
       : truth(run_reference<double>(p, passes)),
@@ -122,13 +122,13 @@ struct Judge {
       rounding_of_weights =
           rounding_of_exponent(std::max(truth.largest_log_sum, fitted ? kFittedLogarithm : 0.0));
       // Beyond this norm attention is one-hot, or a choice between few that such errors decide.
-      if (c.norm > 8) rounding_of_sums = rounding_of_weights;
+      if (c.norm > 8) rounding_of_outputs = rounding_of_weights;
     }
     if (!c.renormalize && is_log_linear(c.feature_map)) {
       double largest = 1;
       for (const double sum : truth.out) largest = std::max(largest, std::abs(sum));
-      rounding_of_sums = rounding_of_exponent(std::log2(largest));
-      rounding_of_weights = std::max(rounding_of_weights, rounding_of_sums);
+      rounding_of_outputs = rounding_of_exponent(std::log2(largest));
+      rounding_of_weights = std::max(rounding_of_weights, rounding_of_outputs);
     }
     if (c.B * c.H * (c.L + c.S) * c.M * (c.D + c.E) > 100'000'000) return;
     // Sums behind a fitted map differ in their last digits too, and its logits multiply that.
@@ -185,7 +185,7 @@ struct Judge {
     };
     const double rounding = storage_rounding + transform_rounding + cancelled;
     check("out", r.out, out, truth.out, terms.out_terms,
-          chunk_rounding + rounding + rounding_of_sums);
+          chunk_rounding + rounding + rounding_of_outputs);
     if (compare_gradients) {
       check("dq", without(r.dq, truth.dq, kinks.queries), dq, truth.dq, terms.dq,
             rounding + rounding_of_weights);
