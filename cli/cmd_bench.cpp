@@ -69,6 +69,7 @@ int run_bench(const Command& command, const std::vector<std::string>& arguments)
   EmbedWorkOptions embed;
   std::string mode = "train";
   std::string attention = "favor";
+  std::string projection = to_string(work.model.attention.projection);
   std::string dtype = "float32";
   int64_t threads = 0;
   std::string activation = "auto";
@@ -95,6 +96,7 @@ int run_bench(const Command& command, const std::vector<std::string>& arguments)
   options.add("--num-heads", work.model.num_heads, "attention heads");
   options.add("--ff-dim", work.model.ff_dim, "hidden width of the feed-forward block");
   options.add("--num-features", work.model.attention.num_features, "random features");
+  options.add("--projection", projection, "random rows");
   options.add("--reversible", work.model.reversible, "reversible layers");
   options.add("--activation", activation,
               "what training keeps of a block: auto, store, checkpoint or reverse");
@@ -122,6 +124,7 @@ int run_bench(const Command& command, const std::vector<std::string>& arguments)
                 mode, "', expected train, encode, generate or embed");
     if (!embeds) work.kind = work_kind_from_string(mode);
     work.model.attention.method = attention_method_from_string(attention);
+    work.model.attention.projection = favor::projection_kind_from_string(projection);
     work.memory.activation = activation_policy_from_string(activation);
     FAVOR_CHECK(!single || !stepwise, "--single is given, expected none with --stepwise");
     FAVOR_CHECK(!profile || (!single && !stepwise),

@@ -8,8 +8,10 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <map>
 #include <vector>
 
 namespace performer {
@@ -30,12 +32,26 @@ bool can_move(const Tensor& tensor) {
          tensor.nbytes() > 0 && tensor.storage().nbytes() == tensor.nbytes();
 }
 
+// Each of the module's tensors that can be moved alone, once.
+std::vector<Tensor> movable_tensors(const torch::nn::Module& module) {
+  std::vector<Tensor> tensors;
+  std::map<const void*, int> uses;  // by storage
+  for (const auto& all : {module.parameters(), module.buffers()}) {
+    for (const Tensor& tensor : all) {
+      const auto is_same = [&](const Tensor& other) { return other.is_same(tensor); };
+      if (!can_move(tensor) || std::any_of(tensors.begin(), tensors.end(), is_same)) continue;
+      tensors.push_back(tensor);
+      ++uses[tensor.storage().data()];
+    }
+  }
+  std::erase_if(tensors, [&](const Tensor& tensor) { return uses[tensor.storage().data()] > 1; });
+  return tensors;
+}
+
 }  // namespace
 
 void move_to_large_pages(torch::nn::Module& module) {
-  std::vector<Tensor> tensors = module.parameters();
-  for (const Tensor& buffer : module.buffers()) tensors.push_back(buffer);
-  std::erase_if(tensors, [](const Tensor& tensor) { return !can_move(tensor); });
+  std::vector<Tensor> tensors = movable_tensors(module);
   size_t bytes = 0;
   for (const Tensor& tensor : tensors) bytes += rounded_up(tensor.nbytes(), kLine);
   if (bytes < kLargePage) return;

@@ -91,6 +91,30 @@ TEST(LargePages, MovedModelsDecodeAndTrainAsBefore) {
   EXPECT_TRUE(torch::equal(decode(), second));
 }
 
+struct SharingImpl : torch::nn::Module {
+  SharingImpl() {
+    weight = register_parameter("weight", torch::ones({1024, 1024}));
+    view = register_buffer("view", weight.detach().view({-1}));
+    other = register_parameter("other", torch::ones({1024, 1024}));
+    again = register_parameter("again", other);
+  }
+  Tensor weight, view, other, again;
+};
+
+TEST(LargePages, TensorsOfOneStorageStayTogether) {
+  SharingImpl module;
+  const void* other = module.other.const_data_ptr();
+  move_to_large_pages(module);
+  const torch::NoGradGuard no_grad;
+  module.weight.fill_(2);
+  EXPECT_EQ(module.view[0].item<float>(), 2);
+#ifdef __linux__
+  EXPECT_NE(module.other.const_data_ptr(), other);
+#endif
+  module.other.fill_(3);
+  EXPECT_EQ(module.again[0][0].item<float>(), 3);
+}
+
 TEST(LargePages, SmallModelsStay) {
   ModelConfig config = wide_config();
   config.dim = 24;

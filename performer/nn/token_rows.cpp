@@ -72,11 +72,8 @@ HWY_INLINE void multiply_four(D d, const float* HWY_RESTRICT rows, int64_t cols,
 
 template <class D>
 float multiply_one(D d, const float* HWY_RESTRICT row, int64_t cols, const float* HWY_RESTRICT x) {
-  const int64_t N = static_cast<int64_t>(hn::Lanes(d));
-  auto sum = hn::Zero(d);
-  for (int64_t i = 0; i < cols; i += N) {
-    sum = hn::MulAdd(hn::LoadU(d, row + std::min(i, cols - N)), hn::LoadU(d, x + i), sum);
-  }
+  hn::Vec<D> sum, none;
+  multiply_row<false>(d, row, cols, x, nullptr, sum, none);
   return hn::GetLane(hn::SumOfLanes(d, sum));
 }
 
