@@ -259,12 +259,8 @@ TEST(HalfAttention, GradientsByProductsOfBfloat16AreNearTheTruth) {
     const Problem p = test::make_problem(c);
     const auto truth = test::run_reference<double>(p);
     const auto relative = [](const std::vector<float>& x, const std::vector<double>& exact) {
-      double error = 0, size = 0;
-      for (size_t i = 0; i < exact.size(); ++i) {
-        error += (x[i] - exact[i]) * (x[i] - exact[i]);
-        size += exact[i] * exact[i];
-      }
-      return std::sqrt(error / size);
+      const std::vector<float> zeros(x.size());
+      return test::error_size(x, exact, false).rms / test::error_size(zeros, exact, false).rms;
     };
     test::for_each_isa([&](const char* isa) {
       SCOPED_TRACE(message("norm ", norm, " ", isa));

@@ -19,7 +19,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <numbers>
 
 #include "favor/bidirectional-inl.h"
 #include "favor/pairs-inl.h"
